@@ -1,0 +1,356 @@
+"""The configuration of a run: one model per section, one level of meaning per key.
+
+A run is a named, complete configuration (`recipes/*.toml`) plus dotted overrides. Everything that
+can be known to be wrong is refused here, before anything starts, with the field, the rule and the
+value; an unknown key names its nearest neighbour.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trueup.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+
+class ModelConfig(Section):
+    """Which policy is trained."""
+
+    path: str = "tiny-agent"
+    """`tiny-agent` (built and fine-tuned on first use) or a Hugging Face directory (safetensors)."""
+
+
+class TrainConfig(Section):
+    """The optimiser's side of a step."""
+
+    steps: int = Field(40, ge=1)
+    """Step batches to train."""
+    groups_per_step: int = Field(8, ge=1)
+    """Groups in a step batch."""
+    samples_per_group: int = Field(8, ge=1)
+    """Episodes of one task, the group of the group-relative advantage."""
+    minibatches: int = Field(2, ge=1)
+    """Optimiser steps per step batch."""
+    microbatch_tokens: int = Field(8192, ge=1)
+    """Padded tokens that one forward holds; nothing but memory depends on it."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    lr: float = Field(5e-4, ge=0)
+    """0 trains nothing: every diagnostic must then be stationary."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest gradient norm."""
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """ε_lo of the clipped ratio."""
+    clip_high: float = Field(0.28, gt=0)
+    """ε_hi of the clipped ratio."""
+    advantage: Literal["group", "group_std", "leave_one_out"] = "group_std"
+    """Reward − group mean; divided by the group's standard deviation; leave-one-out baseline."""
+    zero_variance: Literal["drop", "keep", "refill"] = "drop"
+    """Groups without contrast: no gradient and counted; kept; or refunded and sampled anew."""
+    deterministic: bool = False
+    """Run the controller on a logical clock: two runs give identical weights and ledgers."""
+    threads: int = Field(1, ge=1)
+    """Torch threads of the trainer."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations during the run; 0: only base and end."""
+    samples: int = Field(8, ge=0)
+    """Episodes per held-out task; 0: no evaluation."""
+    temperature: float = Field(1.0, gt=0)
+
+
+class ScheduleConfig(Section):
+    """The rules of admission, consumption and sync (formulas in docs/concepts/staleness.md)."""
+
+    staleness: int = Field(2, ge=0)
+    """η: step batches that generation may run ahead; 0 is synchronous training."""
+    consume: Literal["accept", "drop", "requeue", "mask", "wait"] = "wait"
+    """What happens to tokens beyond the bound when they are consumed."""
+    sync_mode: Literal["interrupt", "drain"] = "interrupt"
+    """Swap weights in the middle of episodes, or wait until the engine is empty."""
+    sync_every: int = Field(1, ge=1)
+    """Updates per sync."""
+    timeout_s: float = Field(0.0, ge=0)
+    """Deadline of a group; at it the group closes with its survivors. 0: none."""
+    min_survivors: int = Field(2, ge=1)
+    """Fewest finished members with which a group may close."""
+    retries: int = Field(2, ge=0)
+    """Further attempts of a member whose infrastructure failed."""
+
+
+class SyncConfig(Section):
+    """How weights travel."""
+
+    delay: int = Field(0, ge=0)
+    """Versions an engine stays behind from the start (a study of staleness)."""
+    transport: Literal["shared_memory", "filesystem"] = "shared_memory"
+
+
+class EngineConfig(Section):
+    """What samples."""
+
+    kind: Literal["embedded"] = "embedded"
+    count: int = Field(1, ge=1)
+    """Engine processes."""
+    slots: int = Field(64, ge=1)
+    """Episodes in flight per engine."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    quantize: Literal["none"] = "none"
+    kv_mode: Literal["recompute"] = "recompute"
+    """What happens to cached keys and values of running episodes when weights change."""
+    temperature: float = Field(1.0, gt=0)
+    max_tokens: int = Field(8, ge=1)
+    """Most tokens sampled in one turn."""
+    threads: int = Field(1, ge=1)
+    """Torch threads per engine."""
+
+
+class CorrectionConfig(Section):
+    """How the gap between behaviour and target is corrected."""
+
+    preset: Literal["none", "tis", "mis", "ais"] = "tis"
+    params: dict[str, float] = Field(default_factory=dict)
+    """Overrides of the preset's constants."""
+    on: Literal["total"] = "total"
+    denominator: Literal["all", "kept"] = "all"
+    """Which tokens the loss denominator Z counts."""
+
+
+class AttributionConfig(Section):
+    """How much of the gap is split by cause."""
+
+    share: float = Field(1.0, ge=0, le=1)
+    """Share of episodes scored under the version that sampled them."""
+
+
+class LatencyConfig(Section):
+    """Injected tool latency, log-normal."""
+
+    median_s: float = Field(0.0, ge=0)
+    sigma: float = Field(0.0, ge=0)
+
+
+class EnvironmentConfig(Section):
+    """What the agent acts in."""
+
+    kind: Literal["bugfix"] = "bugfix"
+    max_turns: int = Field(3, ge=1)
+    workers: int = Field(4, ge=1)
+    """Sandboxes alive at once."""
+    deadline_s: float = Field(10.0, gt=0)
+    """Wall time one sandboxed execution may take."""
+    latency: LatencyConfig = LatencyConfig()
+    verdict_cache: bool = True
+    """Grade equal programs once; every use is counted."""
+
+
+class SandboxConfig(Section):
+    """What isolates model-written code."""
+
+    kind: Literal["auto", "bwrap", "none"] = "auto"
+    """`auto` takes the strongest that works and refuses if none does; `none` must be written out."""
+
+
+class CheckpointConfig(Section):
+    """What a run can be resumed from."""
+
+    every: int = Field(10, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class RuntimeConfig(Section):
+    """Where the parts run."""
+
+    kind: Literal["local"] = "local"
+
+
+class Config(Section):
+    """A complete run."""
+
+    seed: int = Field(0, ge=0)
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    sync: SyncConfig = SyncConfig()
+    engine: EngineConfig = EngineConfig()
+    correction: CorrectionConfig = CorrectionConfig()
+    attribution: AttributionConfig = AttributionConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Config:
+        episodes = self.episodes_per_step
+        if episodes % self.train.minibatches:
+            raise ConfigError(
+                field="train.minibatches",
+                rule=f"a divisor of the {episodes} episodes of a step batch",
+                value=self.train.minibatches,
+            )
+        if self.schedule.min_survivors > self.train.samples_per_group:
+            raise ConfigError(
+                field="schedule.min_survivors",
+                rule=f"at most train.samples_per_group ({self.train.samples_per_group})",
+                value=self.schedule.min_survivors,
+            )
+        return self
+
+    @property
+    def episodes_per_step(self) -> int:
+        """B: episodes of one step batch."""
+        return self.train.groups_per_step * self.train.samples_per_group
+
+    @property
+    def staleness_bound(self) -> int:
+        """Largest lag of a token that admission intends: η + delay + (sync_every − 1)."""
+        return self.schedule.staleness + self.sync.delay + self.schedule.sync_every - 1
+
+
+def load(text: str = "", overrides: Sequence[str] = (), *, source: str = "configuration") -> Config:
+    """Parse TOML, apply `key.path=value` overrides, validate.
+
+    Args:
+        text: TOML.
+        overrides: Dotted assignments; values are read as TOML, bare words as strings.
+        source: What the text is called in errors.
+
+    Raises:
+        ConfigError: Syntax, unknown key (with the nearest name), wrong type, out of range,
+            contradiction.
+    """
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}", field=source, rule="TOML") from None
+    for item in overrides:
+        key, value = _parse_override(item)
+        _assign(tree, key, value)
+    return from_dict(tree)
+
+
+def from_dict(tree: Mapping[str, Any]) -> Config:
+    """Validate a nested mapping; see `load` for the errors."""
+    _refuse_unknown(tree, Config, prefix="")
+    try:
+        return Config.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(field=field, rule=_rule(first), value=first.get("input")) from None
+
+
+def as_toml(config: Config) -> str:
+    """The whole configuration as TOML; `load` gives the same configuration back."""
+    lines: list[str] = []
+    _toml_table(config.model_dump(mode="json"), (), lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def fields() -> dict[str, tuple[str, str, Any]]:
+    """Every key as {dotted name: (type, meaning, default)}, in order."""
+    found: dict[str, tuple[str, str, Any]] = {}
+    _collect(Config, "", found)
+    return found
+
+
+def _collect(model: type[BaseModel], prefix: str, found: dict[str, tuple[str, str, Any]]) -> None:
+    schema = model.model_json_schema()["properties"]
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            _collect(info.annotation, f"{prefix}{name}.", found)
+            continue
+        entry = schema[name]
+        kind = " | ".join(map(str, entry["enum"])) if "enum" in entry else _type_name(entry)
+        default = info.get_default(call_default_factory=True)
+        found[prefix + name] = (kind, info.description or "", default)
+
+
+def _type_name(entry: Mapping[str, Any]) -> str:
+    if "const" in entry:
+        return str(entry["const"])
+    bounds = {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+    }
+    limits = " ".join(f"{sign} {entry[key]:g}" for key, sign in bounds.items() if key in entry)
+    return f"{entry.get('type', 'value')} {limits}".strip()
+
+
+def _parse_override(item: str) -> tuple[str, Any]:
+    key, equals, raw = item.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(field="override", rule="of the form key.path=value", value=item)
+    try:
+        value = tomllib.loads(f"x = {raw.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return key.strip(), value
+
+
+def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(field=key, rule="a key inside a section", value=value)
+    tree[name] = value
+
+
+def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], *, prefix: str) -> None:
+    for key, value in tree.items():
+        name = prefix + key
+        if key not in model.model_fields:
+            near = difflib.get_close_matches(name, list(fields()), n=1, cutoff=0.5)
+            near = near or difflib.get_close_matches(key, list(model.model_fields), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"unknown key {name!r}{hint}", field=name, rule="a known key", value=value
+            )
+        inner = model.model_fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if not isinstance(value, Mapping):
+                raise ConfigError(field=name, rule="a section", value=value)
+            _refuse_unknown(value, inner, prefix=f"{name}.")
+
+
+def _rule(error: Mapping[str, Any]) -> str:
+    message = str(error["msg"])
+    for prefix in ("Input should be ", "Value error, "):
+        message = message.removeprefix(prefix)
+    return message
+
+
+def _toml_table(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    plain = {k: v for k, v in table.items() if not isinstance(v, dict) or path[-1:] == ("params",)}
+    nested = {k: v for k, v in table.items() if k not in plain}
+    if path and (plain or not nested):
+        lines.append(f"\n[{'.'.join(path)}]")
+    lines.extend(f"{key} = {json.dumps(value)}" for key, value in plain.items())
+    for key, value in nested.items():
+        _toml_table(value, (*path, key), lines)

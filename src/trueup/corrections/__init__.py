@@ -1,0 +1,1 @@
+"""What turns a policy gap into weights and keep flags."""

@@ -1,0 +1,35 @@
+"""What a correction decides, once per step batch, frozen before the first optimiser step.
+
+The order within a step batch (one pass): ratio-only filters → group baselines without the rejected →
+advantages → signed filters and adaptive mixing → weights. Micro-batches and ranks see only the
+result, so neither can change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trueup.diagnostics.metrics import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """Advantages, weights, keep flags and the loss denominator of one step batch, all detached.
+
+    The decoupled loss is −(1/Z) Σ_t keep_t · w_t · min(r_t A_t, clip(r_t) A_t); selection is by
+    `where`, never by multiplication. Handed to a trainer without weights, it is `advantages * weight`.
+    """
+
+    advantages: Tensor
+    """[N] float32: A of the token's episode, before weighting; 0 where the episode has no contrast."""
+    weight: Tensor
+    """[N] float32 ≥ 0, finite."""
+    keep: Tensor
+    """[N] bool: the token takes part in the loss."""
+    denominator: float
+    """Z > 0: action tokens of the step batch, all or kept; fixed for every micro-batch."""
+    metrics: Mapping[str, Metric]
+    """Raw and applied statistics under the names of the metric table."""

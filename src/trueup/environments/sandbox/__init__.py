@@ -1,0 +1,1 @@
+"""What isolates model-written code."""

@@ -1,0 +1,1 @@
+"""Policy losses, advantages and reductions."""

@@ -1,0 +1,1 @@
+"""Policies: loading, building, scoring, rendering."""

@@ -1,0 +1,1 @@
+"""The run's records: ledger, episode table, manifest, audit."""

@@ -1,0 +1,1 @@
+"""The running system: rollout, trainer, controller and the processes they live in."""
