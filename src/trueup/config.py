@@ -30,7 +30,7 @@ class ModelConfig(Section):
     """Which policy is trained."""
 
     path: str = "tiny-agent"
-    """`tiny-agent` (built and fine-tuned on first use) or a Hugging Face directory (safetensors)."""
+    """`tiny-agent` (built and fine-tuned on first use) or a Hugging Face directory."""
 
 
 class TrainConfig(Section):
@@ -166,7 +166,7 @@ class SandboxConfig(Section):
     """What isolates model-written code."""
 
     kind: Literal["auto", "bwrap", "none"] = "auto"
-    """`auto` takes the strongest that works and refuses if none does; `none` must be written out."""
+    """`auto` takes the strongest that works and refuses if none does; `none` is never a default."""
 
 
 class CheckpointConfig(Section):

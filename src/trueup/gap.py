@@ -1,8 +1,8 @@
 """The gap between the policy that sampled and the policy that learns, as packed action tokens.
 
 Shapes: N action tokens of a step batch, S segments, E episodes. Nothing is padded: what is not an
-action token is not here, so no padding value can leak into a ratio, a mean or a gradient. Tokens are
-ordered by episode, then segment, then position.
+action token is not here, so no padding value can leak into a ratio, a mean or a gradient. Tokens
+are ordered by episode, then segment, then position.
 
 Log-ratios are always target − behaviour: d = log π_old − log μ.
 """
@@ -30,7 +30,7 @@ class PolicyGap:
     """
 
     logp_target: Tensor
-    """[N] log π_old, float32: the trainer at the start of the update, at the sampling temperature."""
+    """[N] log π_old, float32: trainer at the start of the update, at the sampling temperature."""
     logp_behaviour: Tensor
     """[N] log μ, float32; NaN where the engine returned none."""
     segment_offsets: Tensor
@@ -48,7 +48,7 @@ class PolicyGap:
     engine: Tensor
     """[N] int64: index of the engine."""
     logp_version: Tensor | None = None
-    """[N] log π_v, float32: the trainer's numerics at the token's own version; NaN where not scored."""
+    """[N] log π_v, float32: trainer's numerics at the token's own version; NaN if not scored."""
 
     def __post_init__(self) -> None:
         """Refuse what would need a guard later."""

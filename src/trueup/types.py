@@ -159,7 +159,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest:
-    """What a published version consists of; written last, so that its existence means it is whole."""
+    """What a published version consists of; written last: if it exists, the version is whole."""
 
     version: int
     transport: str

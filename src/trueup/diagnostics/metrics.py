@@ -1,7 +1,7 @@
 """The one table of metrics, and the mergeable value each of them is stored as.
 
-A metric is a sum, a count, a minimum and a maximum: partial values from shards or mini-batches merge
-exactly, and a mean is never a mean of means.
+A metric is a sum, a count, a minimum and a maximum: partial values from shards or mini-batches
+merge exactly, and a mean is never a mean of means.
 """
 
 from __future__ import annotations

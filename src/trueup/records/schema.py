@@ -4,33 +4,33 @@ The controller is the only writer. Rows are ordered by `seq`; `t_mono` (machine 
 `t_wall` say when, `chain` is a hash over the row and the row before it. Columns that do not apply
 hold -1 or "". `payload` is one JSON object:
 
-kind        columns set                          payload
-----------  -----------------------------------  ---------------------------------------------------
-run_start   -                                    config_digest, schedule (the Scheduler's parameters)
-tick        -                                    events, actions: what the Scheduler was told and what
-                                                 it decided (`scheduling.encode`); replay compares them
-issue       episode attempt group version engine task, member, slot, split; version = trainer's version
-                                                 when the attempt was started
-finish      episode attempt group                status, reward, failure, tokens, action_tokens, turns,
-                                                 counters, spans [[version, engine, epoch, tokens]...],
-                                                 t_submit, t_start, t_end
-close       group                                reason (complete | partial | timeout | failed |
-                                                 zero_variance), survivors [episode ids], task, stream
-claim       group version                        step, episodes [ids]; version = trainer's version when
-                                                 the step that consumes the group starts
-drop        group version                        reason (stale | failed | zero_variance | run_end |
-                                                 resume), episodes [ids]
-train       version                              step, t0, t1, phases {name: seconds}
-commit      version                              step, episodes trained; version = the one produced
-publish     version                              digest, nbytes, n_changed, t0, t1
-apply       engine version                       epoch, digest, t_start, t_staged, t_end,
-                                                 tokens_recomputed
-activity    engine                               stretches [[t0, t1, decoded, prefilled, steps]...]
-eval        version                              step, heldout_pass_rate, reads_per_episode, episodes,
-                                                 passed
-checkpoint  version                              step, digest, path
-resume      version                              step, path, skipped [[path, reason]...]
-run_end     version                              reason (done | interrupted | fault), message
+kind        columns set                       payload
+----------  --------------------------------  ------------------------------------------------------
+run_start   -                                 config_digest, schedule (the Scheduler's parameters)
+tick        -                                 events, actions: what the Scheduler was told and what
+                                              it decided; a replay compares them
+issue       episode attempt group version     task, member, slot, split; version = the trainer's when
+            engine                            the attempt was started
+finish      episode attempt group             status, reward, failure, tokens, action_tokens, turns,
+                                              counters, spans [[version, engine, epoch, tokens]...],
+                                              t_submit, t_start, t_end
+close       group                             reason (complete | partial | timeout | failed |
+                                              zero_variance), survivors [episode ids], task, stream
+claim       group version                     step, episodes [ids]; version = the trainer's when the
+                                              step that consumes the group starts
+drop        group version                     reason (stale | failed | zero_variance | run_end |
+                                              resume), episodes [ids]
+train       version                           step, t0, t1, phases {name: seconds}
+commit      version                           step, episodes trained; version = the one produced
+publish     version                           digest, nbytes, n_changed, t0, t1
+apply       engine version                    epoch, digest, t_start, t_staged, t_end,
+                                              tokens_recomputed
+activity    engine                            stretches [[t0, t1, decoded, prefilled, steps]...]
+eval        version                           step, heldout_pass_rate, reads_per_episode, episodes,
+                                              passed
+checkpoint  version                           step, digest, path
+resume      version                           step, path, skipped [[path, reason]...]
+run_end     version                           reason (done | interrupted | fault), message
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a version of the weights travels from trainer to engines.
 
-A transport publishes tensors first and the manifest last, so that a manifest that exists describes a
-version that is whole. `fetch` verifies what it read against the manifest. A transport that rewrites
-tensors in place is not `atomic`: an engine must then be fenced until its load is complete.
+A transport publishes tensors first and the manifest last, so that a manifest that exists describes
+a version that is whole. `fetch` verifies what it read against the manifest. A transport that
+rewrites tensors in place is not `atomic`: an engine must then be fenced until its load is complete.
 """
 
 from __future__ import annotations
