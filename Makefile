@@ -1,0 +1,32 @@
+# Two commands are enough: make install, make train. Everything else is for developers.
+# ARGS are passed on: make train ARGS="tiny-sync seed=1", make test ARGS="tests/sync -x"
+
+.PHONY: install train test test-slow lint types layers bench clean
+
+install:
+	@scripts/install
+
+train: install
+	@scripts/train $(ARGS)
+
+test: install
+	@scripts/check
+	@scripts/test $(ARGS)
+
+test-slow: install
+	@scripts/test -m slow $(ARGS)
+
+lint: install
+	@scripts/check lint
+
+types: install
+	@scripts/check types
+
+layers: install
+	@scripts/check layers
+
+bench: install
+	@scripts/bench $(ARGS)
+
+clean:
+	@scripts/clean
