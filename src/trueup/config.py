@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -275,6 +277,11 @@ def fields() -> dict[str, tuple[str, str, Any]]:
     found: dict[str, tuple[str, str, Any]] = {}
     _collect(Config, "", found)
     return found
+
+
+def cache_dir() -> Path:
+    """Where models built on first use are kept: `$TRUEUP_CACHE`, else `~/.cache/trueup`."""
+    return Path(os.environ.get("TRUEUP_CACHE") or Path.home() / ".cache" / "trueup")
 
 
 def _collect(model: type[BaseModel], prefix: str, found: dict[str, tuple[str, str, Any]]) -> None:
