@@ -9,8 +9,8 @@ kind        columns set                       payload
 run_start   -                                 config_digest, schedule (the Scheduler's parameters)
 tick        -                                 events, actions: what the Scheduler was told and what
                                               it decided; a replay compares them
-issue       episode attempt group version     task, member, slot, split; version = the trainer's when
-            engine                            the attempt was started
+issue       episode attempt group version     task, member, slot, split (train | heldout); version =
+            engine                            the trainer's when the attempt was started
 finish      episode attempt group             status, reward, failure, tokens, action_tokens, turns,
                                               counters, spans [[version, engine, epoch, tokens]...],
                                               t_submit, t_start, t_end
@@ -18,10 +18,12 @@ close       group                             reason (complete | partial | timeo
                                               zero_variance), survivors [episode ids], task, stream
 claim       group version                     step, episodes [ids]; version = the trainer's when the
                                               step that consumes the group starts
-drop        group version                     reason (stale | failed | zero_variance | run_end |
-                                              resume), episodes [ids]
+drop        group version                     reason (stale | failed | zero_variance | timeout |
+                                              run_end | resume), episodes [ids]; version = the
+                                              trainer's at that moment
 train       version                           step, t0, t1, phases {name: seconds}
-commit      version                           step, episodes trained; version = the one produced
+commit      version                           step, episodes [ids trained]; version = the one
+                                              produced, step + 1
 publish     version                           digest, nbytes, n_changed, t0, t1
 apply       engine version                    epoch, digest, t_start, t_staged, t_end,
                                               tokens_recomputed
@@ -31,6 +33,12 @@ eval        version                           step, heldout_pass_rate, reads_per
 checkpoint  version                           step, digest, path
 resume      version                           step, path, skipped [[path, reason]...]
 run_end     version                           reason (done | interrupted | fault), message
+
+Order, on which the audit relies: a step's episode table is written before its commit; a version is
+published (version 0 too) before an engine applies it, and applied before it can be in a span; every
+claim comes before its step's commit; the rows of a resumed run begin with `resume`, whose version
+is the one that training goes on from (step + 1). What was in flight or buffered ends with the
+`resume`: its tasks are issued again. Episode ids are unique over the whole run, resumes included.
 """
 
 from __future__ import annotations
