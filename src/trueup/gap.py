@@ -17,6 +17,20 @@ from torch import Tensor
 
 from trueup.errors import DataError
 
+LOG_RATIO_LIMIT = 20.0
+"""A log-ratio is clamped to ± this where it is exponentiated, and nowhere else."""
+
+
+def exp_clamped(log_ratio: Tensor) -> Tensor:
+    """e^x with x clamped to ±`LOG_RATIO_LIMIT`: finite in float32, and its square in float64."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def distinct(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct values in ascending order, and for each element the index of its value."""
+    ordered, index = values.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    return ordered, index
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGap:

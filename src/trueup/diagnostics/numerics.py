@@ -1,0 +1,33 @@
+"""Numerics that all statistics share: one mean, one quantile, one host transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def quantile(ordered: Tensor, share: float) -> Tensor:
+    """Exact quantile of sorted values with linear interpolation; 0 without values.
+
+    The rank is computed on the host in double precision: `torch.quantile` refuses more than 2^24
+    elements.
+    """
+    if not len(ordered):
+        return ordered.new_zeros(())
+    rank = share * (len(ordered) - 1)
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return torch.lerp(ordered[low], ordered[high], rank - low)
+
+
+def safe_mean(values: Tensor) -> Tensor:
+    """Mean in float64; 0 without values."""
+    return values.double().sum() / max(len(values), 1)
+
+
+def to_host(values: Sequence[Tensor]) -> list[float]:
+    """Scalars of any dtype as floats, in one transfer."""
+    found: list[float] = torch.stack([value.double() for value in values]).tolist()
+    return found
