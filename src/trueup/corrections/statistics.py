@@ -1,0 +1,89 @@
+"""What a correction records: raw and applied, under the names of the metric table.
+
+Raw statistics are over the action tokens with a known behaviour log-prob, before cap and filters,
+so that an outlier stays visible after it has been bounded. Applied ones count a rejected token as 0
+and leave out the groups that were dropped for want of contrast.
+
+Shapes: N action tokens, E episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueup.diagnostics.calibration import clustered_mean
+from trueup.diagnostics.effective_size import episode_log_weight, ess_ratio
+from trueup.diagnostics.metrics import Metric, metrics_of
+from trueup.gap import PolicyGap, exp_clamped
+from trueup.losses.advantages import GroupAdvantages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was decided for a step batch."""
+
+    log_ratio: Tensor
+    """[N] at the preset's level."""
+    weight: Tensor
+    """[N] applied; 0 where not kept."""
+    keep: Tensor
+    """[N] bool."""
+    present: Tensor
+    """[N] bool: the token's group has not been dropped for want of contrast."""
+    counted: Tensor
+    """[E] bool: in its group's baseline."""
+    grouped: GroupAdvantages
+    over_bound: Tensor
+    """[N] bool: lag beyond the bound."""
+    cap: float | None
+    """Largest raw ratio that is not over the cap."""
+    factors: Mapping[str, Tensor]
+
+
+def correction_metrics(gap: PolicyGap, outcome: Outcome) -> dict[str, Metric]:
+    """All metrics of a correction, with one transfer to the host."""
+    valid, d = gap.valid, gap.log_ratio.double()
+    raw = exp_clamped(outcome.log_ratio)
+    behaviour = torch.where(valid, gap.logp_behaviour, gap.logp_target)
+    zeros = torch.zeros_like(gap.group)
+    num_tokens = zeros.index_add(0, gap.episode, torch.ones_like(gap.episode))
+    num_valid = zeros.index_add(0, gap.episode, valid.long())
+    num_kept = zeros.index_add(0, gap.episode, outcome.keep.long())
+    seen, sample = num_tokens > 0, valid & outcome.present
+    applied = torch.where(outcome.keep, outcome.weight.double().log(), -torch.inf)
+    values: dict[str, Tensor | tuple[Tensor, Tensor | None]] = {
+        "gap/log_ratio": (d, valid),
+        "gap/abs_log_ratio": (d.abs(), valid),
+        "gap/k2": (d.square() / 2, valid),
+        "gap/k3": (exp_clamped(d) - 1 - d, valid),
+        "gap/probability": ((gap.logp_target.exp() - behaviour.exp()).abs(), valid),
+        "gap/behaviour_logp": (behaviour, valid),
+        "gap/calibration_z": clustered_mean(gap)[-1],
+        "gap/lag": gap.lag,
+        "weight/raw": (raw, valid),
+        "weight/applied": (outcome.weight, sample),
+        "ess/raw_tokens": ess_ratio(d[valid]),
+        "ess/raw_episodes": ess_ratio(episode_log_weight(gap, d, kept=valid, among=valid)),
+        "ess/applied_tokens": ess_ratio(applied[sample]),
+        "ess/applied_episodes": ess_ratio(
+            episode_log_weight(gap, applied, kept=outcome.keep, among=sample)
+        ),
+        "kept/tokens": (outcome.keep, outcome.present),
+        "kept/episodes": (num_kept > 0, seen),
+        "excluded/missing_logp": ~valid,
+        "excluded/over_bound": outcome.over_bound,
+        "excluded/garbage_episodes": seen & (num_valid == 0),
+        "excluded/empty_episodes": ~seen,
+        "excluded/filtered_episodes": (num_valid > 0) & ~outcome.counted,
+        "group/no_contrast": outcome.grouped.num_without_contrast,
+        "group/with_contrast": outcome.grouped.num_with_contrast,
+        "advantage/value": (outcome.grouped.value, outcome.counted & (num_kept > 0)),
+        **outcome.factors,
+    }
+    if outcome.cap is not None:
+        values["weight/over_cap"] = (raw > outcome.cap, valid)
+    return metrics_of(values)
