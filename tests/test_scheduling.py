@@ -240,6 +240,17 @@ def test_zero_variance_groups_are_refunded_so_that_admission_counts_what_is_cons
     assert sum(lags) / len(lags) <= 2
 
 
+def test_a_step_that_learns_nothing_makes_no_version_and_refunds_its_groups():
+    scheduler = one_engine(groups_per_step=1, samples_per_group=1, slots=(1,), staleness=0, steps=2)
+    scheduler.advance()
+    assert scheduler.advance(EpisodeFinished(0, 0, 0, True, 0, 0.0))[-1] == StartTraining(0, (0,))
+    assert scheduler.advance(TrainingFinished(0)) == [StartGroup(1), StartEpisode(1, 0, 0, 0, 0)]
+    scheduler.advance(EpisodeFinished(1, 0, 0, True, 0, 0.0))
+    scheduler.advance(TrainingFinished(0))
+    assert scheduler.is_over
+    assert scheduler.version == 0
+
+
 def test_an_engine_that_is_due_to_sync_starts_nothing_before_it_has_synced():
     scheduler = one_engine(groups_per_step=1, samples_per_group=1, slots=(2,), sync_mode="drain")
     scheduler.advance()

@@ -49,8 +49,12 @@ class Rules:
     """A group whose rewards are all equal is refunded instead of consumed."""
     first_version: int = 0
     """Version that trainer and engines start from (a resumed run starts above 0)."""
+    first_step: int = 0
+    """Step batches consumed before the start; above `first_version` by the skipped ones."""
+    first_group: int = 0
+    """Id of the first group; ids are unique within a run, also across resumes."""
     steps: int = 0
-    """Version at which the run is over; 0: never."""
+    """Step batches after which the run is over; 0: never."""
 
     @property
     def bound(self) -> int:
@@ -83,7 +87,11 @@ class GroupTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFinished:
-    """The trainer produced a version."""
+    """A step is over: the trainer is at the next version, or at the same if it learned nothing.
+
+    A step batch without contrast or without a usable token makes no version; its groups are
+    refunded, since they moved nothing.
+    """
 
     version: int
 
@@ -246,12 +254,13 @@ class Scheduler:
         """Nothing is running; every engine serves `rules.first_version`."""
         self.rules = rules
         self.version = rules.first_version
+        self.step = rules.first_step
         self._engines = [
             _Engine(version=self.version, free=list(range(slots)), target=self.version)
             for slots in rules.slots
         ]
         self._groups: dict[int, _Group] = {}
-        self._next_group = 0
+        self._next_group = rules.first_group
         self._waiting: deque[tuple[int, int, int]] = deque()
         """(group, member, attempt) admitted but without a slot."""
         self._reissue: deque[int] = deque()
@@ -261,6 +270,11 @@ class Scheduler:
         self._training = False
         self._buffer = _Buffer(rules)
         self._actions: list[Action] = []
+
+    @property
+    def is_over(self) -> bool:
+        """All steps are done."""
+        return bool(self.rules.steps) and self.step >= self.rules.steps
 
     @property
     def num_running(self) -> int:
@@ -311,14 +325,22 @@ class Scheduler:
             case GroupTimedOut(group=group):
                 self._group_timed_out(group)
             case TrainingFinished(version=version):
-                assert version == self.version + 1, "versions grow by one"
-                self.version, self._training = version, False
-                if version % self.rules.sync_every == 0:
-                    for engine in self._engines:
-                        engine.target = max(engine.target, version - self.rules.delay)
+                self._training_finished(version)
             case SyncFinished(engine=index, version=version):
                 self._engines[index].version = version
                 self._engines[index].syncing = False
+
+    def _training_finished(self, version: int) -> None:
+        assert version - self.version in (0, 1), "versions grow by one"
+        self._training = False
+        self.step += 1
+        if version == self.version:
+            self._admitted -= self.rules.groups_per_step
+            return
+        self.version = version
+        if version % self.rules.sync_every == 0:
+            for engine in self._engines:
+                engine.target = max(engine.target, version - self.rules.delay)
 
     def _episode_finished(self, event: EpisodeFinished) -> None:
         group = self._groups[event.group]
@@ -383,7 +405,7 @@ class Scheduler:
                 self._actions.append(StartSync(index, engine.target))
 
     def _fill_slots(self) -> None:
-        if self.rules.steps and self.version >= self.rules.steps:
+        if self.is_over:
             return
         while (index := self._freest_engine()) is not None:
             if not self._waiting and not self._admit():
@@ -422,7 +444,7 @@ class Scheduler:
         busy = self._training or any(
             engine.syncing or engine.target > engine.version for engine in self._engines
         )
-        if busy or (self.rules.steps and self.version >= self.rules.steps):
+        if busy or self.is_over:
             return False
         stale = self._buffer.take_stale(self.version)
         for group in stale:

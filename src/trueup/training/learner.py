@@ -1,0 +1,271 @@
+"""The trainer's process: from references to a published version, one step batch at a time.
+
+    payload store → pack → score target → score versions → correct → step → publish → episode table
+
+Tokens come in here from the payload store and leave into the episode table; the controller sees
+sizes, digests and metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueup.config import Config
+from trueup.corrections.base import Correction
+from trueup.corrections.compose import correct
+from trueup.diagnostics.metrics import Metric, metric_of, metrics_of
+from trueup.gap import PolicyGap, distinct
+from trueup.records.directory import RunDirectory
+from trueup.records.tokens import EpisodeRow, write_step
+from trueup.training import checkpoint
+from trueup.training.messages import Consumed, Discarded, MetricValue, StepReport
+from trueup.training.payload import PayloadStore
+from trueup.training.step_batch import StepBatch
+from trueup.training.trainer import TorchTrainer
+from trueup.types import WeightManifest
+
+Publish = Callable[[int, Mapping[str, Tensor]], WeightManifest]
+
+
+class Learner:
+    """Turns consumed episodes into versions.
+
+    Args:
+        config: The run.
+        run: Its directory.
+        trainer: Learns.
+        store: Where the tokens are.
+        publish: Makes a version's tensors available to engines.
+        retire: Frees every published version below one.
+        tokenizer_files_from: Directory whose tokenizer goes into checkpoints.
+    """
+
+    exposed = ("publish", "update", "record", "checkpoint", "retire")
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        trainer: TorchTrainer,
+        store: PayloadStore,
+        *,
+        publish: Publish,
+        retire: Callable[[int], None],
+        tokenizer_files_from: Path,
+    ) -> None:
+        """Nothing is published yet."""
+        self._config = config
+        self._run = run
+        self._trainer = trainer
+        self._store = store
+        self._publish = publish
+        self._retire = retire
+        self._tokenizer = tokenizer_files_from
+
+    async def publish(self) -> WeightManifest:
+        """Publish the version that the trainer starts with."""
+        return self._publish(self._trainer.version, self._trainer.export())
+
+    async def retire(self, version: int) -> None:
+        """No engine needs a version below this one any more."""
+        self._retire(version)
+
+    async def update(
+        self, step: int, consumed: Sequence[Consumed], discarded: Sequence[Discarded]
+    ) -> StepReport:
+        """Train one step batch.
+
+        Args:
+            step: Its number.
+            consumed: The episodes of its groups.
+            discarded: Episodes dropped or failed since the last step: recorded, never trained.
+
+        Raises:
+            DataError: An episode breaks its schema, or has no provenance.
+        """
+        phases = _Phases()
+        with phases("load"):
+            batch = StepBatch.collect(
+                [self._store.get(item.episode) for item in consumed],
+                [item.finished_version for item in consumed],
+            )
+        started = self._trainer.version
+        with phases("score"):
+            target = self._trainer.score(batch.packed)
+            assert target is not None, "the current version can always be scored"
+        with phases("attribute"):
+            gap = batch.gap(target, self._version_logp(batch, target), started)
+        with phases("correct"):
+            correction = self._correct(gap)
+        with phases("train"):
+            result = self._trainer.step(batch.packed, gap, correction)
+        t_publish = time.monotonic()
+        manifest = None
+        with phases("publish"):
+            if result.updates:
+                manifest = await self.publish()
+        t_published = time.monotonic()
+        with phases("record"):
+            metrics = {**correction.metrics, **result.metrics, **_own_metrics(batch, gap)}
+            rows = _rows(batch, gap, correction, started)
+            self._write(step, [*rows, *self._discarded(discarded)])
+            for item in consumed:
+                self._store.discard(item.episode)
+        return StepReport(
+            step=step,
+            version=self._trainer.version,
+            manifest=manifest,
+            trained=tuple(item.episode for item in consumed) if result.updates else (),
+            tokens=batch.num_tokens,
+            metrics=tuple(_value(name, metric) for name, metric in metrics.items()),
+            phases=phases.seconds,
+            t0=phases.t0,
+            t1=time.monotonic(),
+            t_publish=(t_publish, t_published),
+        )
+
+    async def record(self, step: int, discarded: Sequence[Discarded]) -> None:
+        """Write the episodes that were left over when the run ended, as a step of their own."""
+        self._write(step, self._discarded(discarded))
+
+    async def checkpoint(self, step: int, state: dict[str, Any]) -> tuple[str, str]:
+        """Write a checkpoint; its path within the run and its digest."""
+        path = self._run.checkpoint(step)
+        digest = checkpoint.save(
+            path,
+            self._trainer.model,
+            self._trainer.optimizer,
+            {**state, "version": self._trainer.version},
+            tokenizer_files_from=self._tokenizer,
+        )
+        checkpoint.retain(self._run, self._config.checkpoint.keep)
+        return str(path.relative_to(self._run.path)), digest
+
+    def _version_logp(self, batch: StepBatch, target: Tensor) -> Tensor | None:
+        """[N] log π_v of a share of the episodes, drawn without regard to what they hold."""
+        share = self._config.attribution.share
+        if not share:
+            return None
+        generator = torch.Generator().manual_seed(self._config.seed * 7919 + self._trainer.version)
+        drawn = torch.rand(len(batch.episodes), generator=generator) < share
+        segment = torch.arange(len(batch.segment_episode)).repeat_interleave(
+            batch.packed.action_offsets.diff()
+        )
+        sampled = drawn[batch.segment_episode[segment]]
+        logp = torch.full_like(target, torch.nan)
+        for version in distinct(batch.version[sampled])[0].tolist():
+            here = sampled & (batch.version == version)
+            if version == self._trainer.version:
+                logp = torch.where(here, target, logp)
+                continue
+            segments = distinct(segment[here])[0]
+            scores = self._trainer.score(batch.packed.select(segments), version)
+            if scores is not None:
+                at = batch.packed.actions_of(segments)
+                logp[at] = torch.where(here[at], scores, logp[at])
+        return logp
+
+    def _correct(self, gap: PolicyGap) -> Correction:
+        config = self._config
+        masks = config.schedule.consume == "mask"
+        return correct(
+            gap,
+            preset=config.correction.preset,
+            params=config.correction.params,
+            advantage=config.train.advantage,
+            zero_variance=config.train.zero_variance,
+            denominator=config.correction.denominator,
+            max_lag=config.staleness_bound if masks else None,
+        )
+
+    def _discarded(self, discarded: Sequence[Discarded]) -> list[EpisodeRow]:
+        rows = []
+        for item in discarded:
+            rows.append(EpisodeRow(episode=self._store.get(item.episode), reason=item.reason))
+            self._store.discard(item.episode)
+        return rows
+
+    def _write(self, step: int, rows: Sequence[EpisodeRow]) -> None:
+        write_step(self._run, step, rows)
+
+
+class _Phases:
+    """Seconds spent in each named part."""
+
+    def __init__(self) -> None:
+        self.t0 = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
+
+
+def _own_metrics(batch: StepBatch, gap: PolicyGap) -> dict[str, Metric]:
+    reads = [episode.counters.get("reads", 0) for episode in batch.episodes]
+    metrics = {
+        "episode/reward": metric_of(gap.reward),
+        "episode/tokens": metric_of(batch.packed.action_offsets.diff().float()),
+        "episode/reads": metric_of(torch.tensor(reads, dtype=torch.float32)),
+    }
+    if gap.logp_version is not None:
+        scored = torch.isfinite(gap.logp_version) & gap.valid
+        staleness = gap.logp_target - gap.logp_version
+        engine = gap.logp_version - gap.logp_behaviour
+        metrics |= metrics_of(
+            {
+                "gap/staleness": (staleness, scored),
+                "gap/abs_staleness": (staleness.abs(), scored),
+                "gap/engine": (engine, scored),
+                "gap/abs_engine": (engine.abs(), scored),
+                "gap/scored": scored.float(),
+            }
+        )
+    return metrics
+
+
+def _rows(
+    batch: StepBatch, gap: PolicyGap, correction: Correction, trainer_version: int
+) -> list[EpisodeRow]:
+    """One row per episode with what the step computed for its tokens."""
+    in_queue = (trainer_version - batch.finished_version)[gap.episode]
+    columns: dict[str, Tensor | None] = {
+        "logp_target": gap.logp_target,
+        "logp_version": gap.logp_version,
+        "advantage": correction.advantages,
+        "weight": correction.weight,
+        "keep": correction.keep,
+        "lag_in_flight": gap.lag - in_queue,
+        "lag_in_queue": in_queue,
+    }
+    arrays: dict[str, Any] = {
+        name: None if value is None else value.numpy() for name, value in columns.items()
+    }
+    counts = torch.zeros(gap.num_episodes, dtype=torch.int64)
+    counts.index_add_(0, gap.segment_episode, gap.segment_offsets.diff())
+    stops = counts.cumsum(0).tolist()
+    starts = [0, *stops[:-1]]
+    return [
+        EpisodeRow(
+            episode=episode,
+            **{
+                name: None if array is None else array[start:stop] for name, array in arrays.items()
+            },
+        )
+        for episode, start, stop in zip(batch.episodes, starts, stops, strict=True)
+    ]
+
+
+def _value(name: str, metric: Metric) -> MetricValue:
+    return MetricValue(
+        name=name, sum=metric.sum, count=metric.count, min=metric.min, max=metric.max
+    )

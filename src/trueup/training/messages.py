@@ -1,0 +1,78 @@
+"""What the controller tells the rollout worker and the learner, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trueup.training.codec import register
+from trueup.types import Task, WeightManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """One attempt to run."""
+
+    id: str
+    task: Task
+    group: int
+    member: int
+    attempt: int
+    engine: int
+    """Index of the engine that samples it."""
+    key: tuple[int, ...]
+    """Key of its sampling noise and its world: the same for the same draw of the task stream."""
+    temperature: float
+    store: bool
+    """Keep its tokens for the trainer (evaluation does not)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """An episode of a step batch."""
+
+    episode: str
+    finished_version: int
+    """Trainer's version when it finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """An episode that will never be trained."""
+
+    episode: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricValue:
+    """One metric of a step, mergeable."""
+
+    name: str
+    sum: float
+    count: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a training step did."""
+
+    step: int
+    version: int
+    """Version after the step; that before it if nothing was learned."""
+    manifest: WeightManifest | None
+    """Of the published version; None if nothing was learned."""
+    trained: tuple[str, ...]
+    """Episodes with a token in the loss or in a baseline."""
+    tokens: int
+    """Action tokens consumed."""
+    metrics: tuple[MetricValue, ...]
+    phases: dict[str, float]
+    """Seconds of each phase."""
+    t0: float
+    t1: float
+    t_publish: tuple[float, float]
+
+
+register(EpisodeSpec, Consumed, Discarded, MetricValue, StepReport)

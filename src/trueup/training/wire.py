@@ -1,0 +1,150 @@
+"""Calls between the processes of a run, over Unix sockets in a private directory.
+
+A service exposes the methods it names in `exposed`; a call is one frame (length, msgpack), answered
+by one frame, in any order. Whoever can open the socket may call: the directory that holds it is
+readable by its owner alone. A typed error crosses as data and is raised at the caller; a peer that
+is gone fails every call that waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import struct
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from trueup.errors import Fault, TrueupError, from_dict
+from trueup.training.codec import pack, unpack
+
+_LENGTH = struct.Struct("<I")
+_CALL, _RESULT, _ERROR = 0, 1, 2
+
+
+class Service(Protocol):
+    """An object whose coroutine methods others may call."""
+
+    exposed: tuple[str, ...]
+    """Names of the methods that may be called."""
+
+
+async def serve(path: Path, service: Service) -> asyncio.Server:
+    """Answer calls on a Unix socket until the server is closed."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                call, _, method, arguments = unpack(await _read(reader))
+                task = asyncio.create_task(_answer(service, writer, call, method, arguments))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        writer.close()
+
+    return await asyncio.start_unix_server(connected, path=str(path))
+
+
+async def _answer(
+    service: Service, writer: asyncio.StreamWriter, call: int, method: str, arguments: Any
+) -> None:
+    try:
+        if method not in service.exposed:
+            raise Fault(field="method", rule=f"one of {service.exposed}", value=method)
+        frame = (call, _RESULT, await getattr(service, method)(*arguments), None)
+    except TrueupError as error:
+        frame = (call, _ERROR, error.as_dict(), None)
+    except Exception:  # the process boundary: whatever went wrong must reach the caller
+        frame = (call, _ERROR, Fault(traceback.format_exc(), field=method).as_dict(), None)
+    with contextlib.suppress(ConnectionError):
+        writer.write(_frame(frame))
+        await writer.drain()
+
+
+class Client:
+    """Calls a service in another process.
+
+    Args:
+        name: What the peer is called in errors.
+        alive: Says why the peer is gone, or "" while it lives.
+    """
+
+    def __init__(self, name: str, alive: Callable[[], str] = lambda: "") -> None:
+        """Not connected yet."""
+        self.name = name
+        self._alive = alive
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._ids = itertools.count()
+        self._gone = ""
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def connect(self, path: Path, *, timeout_s: float) -> None:
+        """Wait until the peer listens.
+
+        Raises:
+            Fault: It died or did not listen in time.
+        """
+        waited = 0.0
+        while True:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                reader, self._writer = await asyncio.open_unix_connection(str(path))
+                break
+            if why := self._alive():
+                raise Fault(f"{self.name} ended before it was ready: {why}", field=self.name)
+            if waited > timeout_s:
+                raise Fault(field=self.name, rule=f"ready within {timeout_s} s", value="silence")
+            await asyncio.sleep(0.05)
+            waited += 0.05
+        self._reading = asyncio.create_task(self._read_answers(reader))
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the peer and wait for its answer.
+
+        Raises:
+            TrueupError: What the method raised, or a Fault when the peer is gone.
+        """
+        if self._writer is None or self._gone:
+            raise Fault(f"{self.name} is gone: {self._gone or 'closed'}", field=self.name)
+        call = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        self._writer.write(_frame((call, _CALL, method, arguments)))
+        return await future
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                call, kind, value, _ = unpack(await _read(reader))
+                future = self._calls.pop(call)
+                if future.done():
+                    continue
+                if kind == _RESULT:
+                    future.set_result(value)
+                else:
+                    future.set_exception(from_dict(value))
+        self._gone = self._alive() or "it hung up"
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(Fault(f"{self.name} is gone: {self._gone}", field=self.name))
+        self._calls.clear()
+
+
+def _frame(message: Any) -> bytes:
+    body = pack(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return await reader.readexactly(length)
