@@ -1,0 +1,372 @@
+"""Continuous batching without asyncio: submit, step, stage, swap, release.
+
+One step computes every token that has no keys and values yet (the last sample of a decoding row,
+the new part of a joining prompt, a whole prefix after a swap) in one ragged forward, and samples
+one token per row. A session keeps its slot and cache between its turns, so it is never made
+to wait for one again; others get slots in the order of their first request.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from array import array
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.engines.embedded.activity import ActivityMeter
+from trueup.engines.embedded.network import Batch, build_network
+from trueup.engines.embedded.sampling import sample
+from trueup.engines.embedded.session import Session, Turn
+from trueup.engines.embedded.slots import SlotTable
+from trueup.engines.embedded.weights import Digest, DoubleBuffer, Fetch
+from trueup.errors import EngineFault
+from trueup.models.load import load_model, state_tensors
+from trueup.types import Completion, FinishReason, GenerateRequest, KVState, WeightManifest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+_BATCH_TOKENS = 8192
+"""Most tokens of one forward; bounds its activations, not what a step can hold."""
+
+
+class EmbeddedCore:
+    """The synchronous engine.
+
+    Args:
+        model: A Hugging Face directory or a model in evaluation mode; gives the architecture.
+            Its weights are not served: the first version arrives by `stage` and `swap` like every
+            other.
+        engine_id: Goes into every span.
+        epoch: How often this engine had been started.
+        slots: Sessions that can hold a cache at once.
+        dtype: `float32` or `bfloat16`; published tensors must have it, and so must a given model.
+        fetch: Reads a published version.
+        digest: Digests named tensors as the manifests do.
+        device: Where to compute.
+
+    Raises:
+        EngineFault: The model's dtype is another one.
+        CheckpointError: The directory holds no causal LM.
+    """
+
+    def __init__(
+        self,
+        model: Path | PreTrainedModel,
+        *,
+        engine_id: str,
+        epoch: int = 0,
+        slots: int,
+        dtype: str = "float32",
+        fetch: Fetch,
+        digest: Digest,
+        device: str = "cpu",
+    ) -> None:
+        """Read the architecture; start empty."""
+        self.engine_id = engine_id
+        self.epoch = epoch
+        self.slots = slots
+        self.precision = dtype
+        self.meter = ActivityMeter()
+        self._device = torch.device(device)
+        if isinstance(model, Path):
+            model = load_model(model, dtype=getattr(torch, dtype))
+        if str(model.dtype) != f"torch.{dtype}":
+            raise EngineFault(field="model.dtype", rule=dtype, value=str(model.dtype))
+        config: Any = model.config
+        self._vocab: int = config.vocab_size
+        self._positions: int = config.max_position_embeddings
+        self._network = build_network(model, slots, self._device)
+        spec = {name: (tuple(t.shape), t.dtype) for name, t in state_tensors(model).items()}
+        self._weights = DoubleBuffer(
+            spec, self._network.fused, self._device, fetch=fetch, digest=digest
+        )
+        self._table = SlotTable(slots)
+        self._free = list(range(slots))
+        self._sessions: dict[str, Session] = {}
+        self._by_slot: dict[int, Session] = {}
+        self._returning: list[Session] = []
+        self._newcomers: deque[Turn] = deque()
+        self._faults: list[tuple[str, EngineFault]] = []
+
+    @property
+    def version(self) -> int:
+        """The version served; -1 before the first load."""
+        return self._weights.version
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        return bool(
+            self._table.running.any() or self._returning or (self._newcomers and self._free)
+        )
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Queue one turn.
+
+        Raises:
+            EngineFault: No version is served, the request is malformed or does not fit the model,
+                or the session has a turn in progress.
+        """
+        self._demand_servable(request)
+        turn = Turn(request=request, t_submit=time.monotonic())
+        session = self._sessions.get(request.session)
+        if session is None:
+            self._newcomers.append(turn)
+        else:
+            session.turn = turn
+            self._returning.append(session)
+
+    def step(self) -> list[Completion]:
+        """Admit who can be, compute one ragged batch, sample one token per running session.
+
+        Returns:
+            The turns that ended, in the order of their slots. Sessions that failed are in
+            `take_faults`.
+        """
+        begin = time.monotonic()
+        self._admit()
+        if not self._table.running.any():
+            return []
+        batch = self._table.batch()
+        decoding = (batch.counts == 1) & (self._table.filled > self._table.start)[batch.slots]
+        tokens, logps = self._sample(self._logits(batch), batch.slots)
+        finite = np.isfinite(logps)
+        stopped, full = self._table.append(batch.slots, tokens, logps)
+        end = time.monotonic()
+        for slot in batch.slots[~finite].tolist():
+            self._fail(self._by_slot[slot])
+        completions = []
+        ended = finite & (stopped | full)
+        for slot, stop in sorted(zip(batch.slots[ended].tolist(), stopped[ended], strict=True)):
+            finish = FinishReason.STOP if stop else FinishReason.LENGTH
+            completions.append(self._complete(self._by_slot[slot], finish, end))
+        self.meter.record(
+            begin,
+            end,
+            decoded=len(batch.slots),
+            prefilled=len(batch.tokens) - int(decoding.sum()),
+        )
+        return completions
+
+    def take_faults(self) -> list[tuple[str, EngineFault]]:
+        """Sessions that failed since the last call, with their fault; their slots are free."""
+        found, self._faults = self._faults, []
+        return found
+
+    def stage(self, manifest: WeightManifest) -> str:
+        """Fetch and verify a version beside the served one; safe to run in another thread.
+
+        Returns:
+            The digest of the engine's own copy.
+
+        Raises:
+            TransportFault: See `DoubleBuffer.stage`; nothing has changed.
+        """
+        return self._weights.stage(manifest)
+
+    def swap(self) -> int:
+        """Serve what was staged, from the next token on.
+
+        The caches of running sessions are recomputed by the next step, those of idle ones at their
+        next turn.
+
+        Returns:
+            Tokens of running sessions that will be computed again.
+        """
+        self._network.bind(self._weights.swap())
+        recomputed = 0
+        for slot in np.flatnonzero(self._table.running).tolist():
+            session = self._by_slot[slot]
+            assert session.turn is not None
+            cached = int(self._table.cached[slot])
+            self._table.cached[slot] = 0
+            session.version, session.kv = self.version, KVState.RECOMPUTED
+            session.turn.tokens_recomputed += cached
+            session.turn.mark(self._table.sampled(slot), self.version, session.kv)
+            recomputed += cached
+        return recomputed
+
+    def attest(self) -> str:
+        """Digest of the memory that is served now.
+
+        Raises:
+            EngineFault: Nothing is served yet.
+        """
+        return self._weights.attest()
+
+    def release(self, name: str) -> Completion | None:
+        """Forget a session.
+
+        Returns:
+            What its turn in progress had sampled, as an aborted completion; None if it had none.
+        """
+        now = time.monotonic()
+        session = self._sessions.get(name)
+        if session is None:
+            queued = [turn for turn in self._newcomers if turn.request.session == name]
+            for turn in queued:
+                self._newcomers.remove(turn)
+            return self._unstarted(queued[0], now) if queued else None
+        aborted = None
+        if session in self._returning:
+            assert session.turn is not None
+            self._returning.remove(session)
+            aborted = self._unstarted(session.turn, now)
+        elif session.turn is not None:
+            aborted = self._complete(session, FinishReason.ABORT, now)
+        self._evict(session)
+        return aborted
+
+    def close(self) -> list[Completion]:
+        """Release every session; returns what was aborted."""
+        names = [*self._sessions, *(turn.request.session for turn in self._newcomers)]
+        return [ended for name in names if (ended := self.release(name)) is not None]
+
+    def _admit(self) -> None:
+        for session in self._returning:
+            self._begin(session)
+        self._returning.clear()
+        while self._newcomers and self._free:
+            turn = self._newcomers.popleft()
+            slot = heapq.heappop(self._free)
+            session = Session(name=turn.request.session, slot=slot, turn=turn)
+            self._sessions[session.name] = self._by_slot[slot] = session
+            self._begin(session)
+
+    def _begin(self, session: Session) -> None:
+        """Start a session's turn: what its cache shares with the prompt is not computed again."""
+        turn = session.turn
+        assert turn is not None
+        prompt = np.frombuffer(turn.request.prompt_ids, dtype=np.int32)
+        known = self._table.common_prefix(session.slot, prompt)
+        if known and session.version != self.version:
+            turn.tokens_recomputed = known
+            turn.tokens_prefilled = len(prompt) - known
+            session.kv = KVState.RECOMPUTED
+        else:
+            turn.tokens_cached = self._network.keep(session.slot, known)
+            turn.tokens_prefilled = len(prompt) - turn.tokens_cached
+            if not turn.tokens_cached:
+                session.kv = KVState.FRESH
+        self._table.begin(session.slot, prompt, turn.request.sampling, cached=turn.tokens_cached)
+        session.version = self.version
+        turn.mark(0, self.version, session.kv)
+        turn.t_start = time.monotonic()
+
+    def _logits(self, batch: Batch) -> Tensor:
+        if len(batch.tokens) <= _BATCH_TOKENS:
+            return self._network.forward(batch)
+        return torch.cat([self._network.forward(part) for part in batch.split(_BATCH_TOKENS)])
+
+    @torch.inference_mode()
+    def _sample(
+        self, logits: Tensor, slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        table = self._table
+        temperature, top_k, top_p = table.temperature[slots], table.top_k[slots], table.top_p[slots]
+        truncated = bool((top_k > 0).any() or (top_p < 1).any())
+        tokens, logps = sample(
+            logits,
+            self._tensor(table.noise(slots)),
+            self._tensor(temperature) if (temperature != 1).any() else None,
+            self._tensor(top_k) if truncated else None,
+            self._tensor(top_p) if truncated else None,
+        )
+        return tokens.cpu().numpy(), logps.cpu().numpy()
+
+    def _complete(self, session: Session, finish: FinishReason, now: float) -> Completion:
+        turn = session.turn
+        assert turn is not None
+        session.turn = None
+        ids, logps = self._table.end(session.slot)
+        return Completion(
+            session=session.name,
+            token_ids=ids,
+            logps=logps,
+            spans=turn.spans(
+                len(ids), engine=self.engine_id, epoch=self.epoch, precision=self.precision
+            ),
+            finish=finish,
+            tokens_prefilled=turn.tokens_prefilled,
+            tokens_cached=turn.tokens_cached,
+            tokens_recomputed=turn.tokens_recomputed,
+            t_submit=turn.t_submit,
+            t_start=turn.t_start,
+            t_end=now,
+        )
+
+    @staticmethod
+    def _unstarted(turn: Turn, now: float) -> Completion:
+        """An aborted completion without a token."""
+        return Completion(
+            session=turn.request.session,
+            token_ids=array("i"),
+            logps=array("f"),
+            spans=(),
+            finish=FinishReason.ABORT,
+            tokens_prefilled=0,
+            tokens_cached=0,
+            tokens_recomputed=0,
+            t_submit=turn.t_submit,
+            t_start=now,
+            t_end=now,
+        )
+
+    def _fail(self, session: Session) -> None:
+        fault = EngineFault(
+            field=f"logits of session {session.name}", rule="finite", value="non-finite"
+        )
+        self._network.clear(session.slot)
+        self._evict(session)
+        self._faults.append((session.name, fault))
+
+    def _evict(self, session: Session) -> None:
+        self._table.forget(session.slot)
+        self._network.keep(session.slot, 0)
+        del self._sessions[session.name], self._by_slot[session.slot]
+        heapq.heappush(self._free, session.slot)
+
+    def _demand_servable(self, request: GenerateRequest) -> None:
+        name, sampling = request.session, request.sampling
+        if self.version < 0:
+            raise EngineFault(
+                field=f"engine {self.engine_id}", rule="serving a version", value="empty"
+            )
+        session = self._sessions.get(name)
+        if (session is not None and session.turn is not None) or any(
+            turn.request.session == name for turn in self._newcomers
+        ):
+            raise EngineFault(
+                field=f"session {name}", rule="without a turn in progress", value=name
+            )
+        length = len(request.prompt_ids)
+        if not length or length + sampling.max_tokens > self._positions:
+            raise EngineFault(
+                field=f"session {name}: prompt and max_tokens",
+                rule=f"between 1 and {self._positions} tokens in all",
+                value=(length, sampling.max_tokens),
+            )
+        low, high = min(request.prompt_ids), max(request.prompt_ids)
+        if low < 0 or high >= self._vocab:
+            raise EngineFault(
+                field=f"session {name}: prompt_ids",
+                rule=f"in [0, {self._vocab})",
+                value=low if low < 0 else high,
+            )
+        if sampling.max_tokens < 1 or not sampling.temperature > 0 or not 0 < sampling.top_p <= 1:
+            raise EngineFault(
+                field=f"session {name}: sampling",
+                rule="of max_tokens >= 1, temperature > 0 and 0 < top_p <= 1",
+                value=sampling,
+            )
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

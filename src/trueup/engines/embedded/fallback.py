@@ -1,0 +1,81 @@
+"""Any other causal LM, by the forward of its own transformers module and its own cache.
+
+One call per row: positions, masks and cache layouts differ between architectures, and only a
+sequence by itself means the same to all of them. Right for every model, fast for none; an
+architecture worth the speed gets a slim forward.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.engines.embedded.network import Batch
+from trueup.engines.embedded.parameters import Parameters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class ModuleNetwork:
+    """The module's own forward; see `network.Network`."""
+
+    fused: tuple[tuple[str, ...], ...] = ()
+
+    def __init__(self, model: PreTrainedModel, slots: int, device: torch.device) -> None:
+        """Keep a copy of the module, whose weights `bind` replaces."""
+        module: Any = copy.deepcopy(model)
+        self._module = module.to(device).train(False)
+        self._device = device
+        self._caches: list[Any] = [None] * slots
+        accepted = inspect.signature(self._module.forward).parameters
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+
+    def bind(self, parameters: Parameters) -> None:
+        """See `network.Network.bind`; tied tensors are one object, so one assignment moves both."""
+        own = self._module.state_dict(keep_vars=True)
+        for name, tensor in parameters.named.items():
+            own[name].data = tensor
+
+    def keep(self, slot: int, length: int) -> int:
+        """See `network.Network.keep`; a cache that cannot be cropped is forgotten."""
+        cache = self._caches[slot]
+        if cache is None:
+            return 0
+        surplus = cache.get_seq_length() - length
+        if surplus and not all(layer.is_croppable for layer in cache.layers):
+            self.clear(slot)
+            return 0
+        if surplus:
+            cache.crop(-surplus)
+        return length
+
+    def clear(self, slot: int) -> None:
+        """See `network.Network.clear`."""
+        self._caches[slot] = None
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """See `network.Network.forward`."""
+        logits = []
+        pieces = np.split(batch.tokens, np.cumsum(batch.counts)[:-1])
+        for slot, cached, tokens in zip(batch.slots, batch.cached, pieces, strict=True):
+            ids = torch.from_numpy(tokens)[None].to(self._device)
+            logits.append(self._extend(int(slot), int(cached), ids))
+        return torch.stack(logits).float()
+
+    def _extend(self, slot: int, cached: int, ids: Tensor) -> Tensor:
+        """[V] logits behind the last of the new ids."""
+        from transformers import DynamicCache
+
+        if not cached:
+            self._caches[slot] = DynamicCache(config=self._module.config)
+        cache = self._caches[slot]
+        output = self._module(input_ids=ids, use_cache=True, **{self._cache_argument: cache})
+        last: Tensor = output.logits[0, -1]
+        return last

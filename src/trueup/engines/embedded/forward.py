@@ -1,0 +1,353 @@
+"""A slim forward for Llama, Qwen2 and Qwen3 blocks over the slot cache.
+
+The same arithmetic as the transformers modules of these types, without their per-call overhead:
+RMS norm, rotary positions, grouped-query attention (optional query-key norm and biases), SwiGLU,
+tied or untied head. Linear layers run on the packed tokens of the ragged batch, so padding costs
+nothing there; attention runs on two groups of rows, those with one new token (batched products over
+the cache itself) and those with several (padded among themselves).
+
+R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dimension, T: positions
+attended, N: most new tokens of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  the name of the field
+from torch import Tensor
+
+from trueup.engines.embedded.cache import SlotCache
+from trueup.engines.embedded.network import Batch
+from trueup.engines.embedded.parameters import Parameters
+from trueup.models.load import state_tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose angles depend on the position alone, so that one table serves all lengths."""
+_ATTEND_BUCKET = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights of one block; fused ones are views of the parameters' own storage."""
+
+    norm_in: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    norm_mlp: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Singles:
+    """Attention of the rows with one new token, over slots 0 ... n-1 of the cache."""
+
+    count: int
+    slots: int
+    index: Tensor | None
+    """[rows] slot of each row; None if the rows are exactly the slots in order."""
+    mask: Tensor
+    """[n·K, G, T] 0 or -inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Attention of the rows with several new tokens."""
+
+    slots: Tensor
+    pad: Tensor | None
+    """[R·N] packed token at each padded place; None if all rows bring N tokens."""
+    unpad: Tensor | None
+    """[M] padded place of each packed token."""
+    mask: Tensor
+    """[R, 1, N, T] True where a query sees a position."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Everything about a batch that all layers share."""
+
+    tokens: Tensor
+    cos: Tensor
+    sin: Tensor
+    write: Tensor
+    attended: int
+    singles: _Singles | None
+    several: _Several | None
+    last: Tensor | None
+    """[R] packed index of each row's last token; None if every row has one token."""
+
+
+class SlimNetwork:
+    """The slim forward; see `network.Network`."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, device: torch.device) -> None:
+        """Read the architecture from a model; its weights are not kept."""
+        config: Any = model.config
+        names = state_tensors(model)
+        self._layers_count: int = config.num_hidden_layers
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps: float = config.rms_norm_eps
+        self._scale = self._head_dim**-0.5
+        self._head_name = (
+            "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
+        )
+        self._device = device
+        self.fused = [group for group in self._groups() if all(name in names for name in group)]
+        self.cache = SlotCache(
+            layers=self._layers_count,
+            slots=slots,
+            heads=self._kv_heads,
+            head_dim=self._head_dim,
+            dtype=names["model.embed_tokens.weight"].dtype,
+            device=device,
+        )
+        self._cos, self._sin = self._rotary_tables(model)
+        self._layers: list[_Layer] = []
+
+    @staticmethod
+    def serves(config: Any) -> bool:
+        """Whether this forward computes exactly what the architecture means."""
+        rope = getattr(config, "rope_parameters", None) or {}
+        layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+        return (
+            config.model_type in _MODEL_TYPES
+            and rope.get("rope_type", "default") in _ROPE_TYPES
+            and rope.get("partial_rotary_factor", 1.0) == 1.0
+            and config.hidden_act == "silu"
+            and set(layer_types) == {"full_attention"}
+        )
+
+    def bind(self, parameters: Parameters) -> None:
+        """See `network.Network.bind`."""
+        get, fused = parameters.named.get, parameters.fused
+        self._embed = parameters.named["model.embed_tokens.weight"]
+        self._norm = parameters.named["model.norm.weight"]
+        self._head = parameters.named[self._head_name]
+        self._head_bias = get("lm_head.bias")
+        layers = []
+        for index in range(self._layers_count):
+            block = f"model.layers.{index}"
+            attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+            layers.append(
+                _Layer(
+                    norm_in=parameters.named[f"{block}.input_layernorm.weight"],
+                    qkv=fused[f"{attention}.q_proj.weight"],
+                    qkv_bias=fused.get(f"{attention}.q_proj.bias"),
+                    q_norm=get(f"{attention}.q_norm.weight"),
+                    k_norm=get(f"{attention}.k_norm.weight"),
+                    out=parameters.named[f"{attention}.o_proj.weight"],
+                    out_bias=get(f"{attention}.o_proj.bias"),
+                    norm_mlp=parameters.named[f"{block}.post_attention_layernorm.weight"],
+                    gate_up=fused[f"{mlp}.gate_proj.weight"],
+                    gate_up_bias=fused.get(f"{mlp}.gate_proj.bias"),
+                    down=parameters.named[f"{mlp}.down_proj.weight"],
+                    down_bias=get(f"{mlp}.down_proj.bias"),
+                )
+            )
+        self._layers = layers
+
+    def keep(self, slot: int, length: int) -> int:
+        """See `network.Network.keep`; positions behind `length` are masked until overwritten."""
+        return length
+
+    def clear(self, slot: int) -> None:
+        """See `network.Network.clear`."""
+        self.cache.clear(slot)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """See `network.Network.forward`."""
+        plan = self._plan(batch)
+        x = F.embedding(plan.tokens, self._embed)
+        for index, layer in enumerate(self._layers):
+            attended = self._attention(index, layer, self._rms(x, layer.norm_in), plan)
+            x = _add_linear(x, attended, layer.out, layer.out_bias)
+            gate_up = F.linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+            gate, up = gate_up.chunk(2, -1)
+            x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        if plan.last is not None:
+            x = x.index_select(0, plan.last)
+        return F.linear(self._rms(x, self._norm), self._head, self._head_bias).float()
+
+    def _attention(self, index: int, layer: _Layer, x: Tensor, plan: _Plan) -> Tensor:
+        """[M, hidden] -> [M, H·D]."""
+        heads = self._heads
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(
+            -1, heads + 2 * self._kv_heads, self._head_dim
+        )
+        if layer.q_norm is not None and layer.k_norm is not None:
+            rotated = heads + self._kv_heads
+            qkv[:, :heads] = self._rms(qkv[:, :heads], layer.q_norm)
+            qkv[:, heads:rotated] = self._rms(qkv[:, heads:rotated], layer.k_norm)
+        # The tables hold cos 1 and sin 0 for the value heads, so that one pass serves all heads.
+        qkv = torch.addcmul(qkv * plan.cos, qkv.roll(self._head_dim // 2, -1), plan.sin)
+        self.cache.write(index, plan.write, qkv[:, heads:].reshape(-1, self._head_dim))
+        queries = qkv[:, :heads]
+        parts = []
+        if plan.singles is not None:
+            parts.append(self._attend_singles(index, queries[: plan.singles.count], plan))
+            queries = queries[plan.singles.count :]
+        if plan.several is not None:
+            parts.append(self._attend_several(index, queries, plan))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_singles(self, index: int, queries: Tensor, plan: _Plan) -> Tensor:
+        """[rows, H, D] -> [rows, H·D]: the G query heads of a group are the rows of a product."""
+        rows = plan.singles
+        assert rows is not None
+        if rows.index is not None:
+            scattered = queries.new_zeros(rows.slots, *queries.shape[1:])
+            queries = scattered.index_copy_(0, rows.index, queries)
+        grouped = queries.reshape(
+            rows.slots * self._kv_heads, self._heads // self._kv_heads, self._head_dim
+        )
+        keys, values = self.cache.layers[index][:, : rows.slots, :, : plan.attended].flatten(1, 2)
+        scores = torch.baddbmm(rows.mask, grouped, keys.transpose(1, 2), alpha=self._scale)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+        mixed = torch.bmm(weights, values).view(rows.slots, -1)
+        return mixed if rows.index is None else mixed.index_select(0, rows.index)
+
+    def _attend_several(self, index: int, queries: Tensor, plan: _Plan) -> Tensor:
+        """[M, H, D] -> [M, H·D]: rows padded to the longest, each seeing its own past."""
+        rows = plan.several
+        assert rows is not None
+        if rows.pad is not None:
+            queries = queries.index_select(0, rows.pad)
+        count, longest = rows.mask.shape[0], rows.mask.shape[2]
+        padded = queries.view(count, longest, self._heads, self._head_dim).transpose(1, 2)
+        store = self.cache.layers[index][:, :, :, : plan.attended]
+        keys, values = store.index_select(1, rows.slots)
+        mixed = F.scaled_dot_product_attention(
+            padded,
+            keys,
+            values,
+            attn_mask=rows.mask,
+            scale=self._scale,
+            enable_gqa=self._heads != self._kv_heads,
+        )
+        packed = mixed.transpose(1, 2).reshape(count * longest, -1)
+        return packed if rows.unpad is None else packed.index_select(0, rows.unpad)
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Statistics in float32, weight applied in the model's dtype, as the modules do it."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self._eps))
+        return (wide * scale).to(x.dtype).mul_(weight)
+
+    def _plan(self, batch: Batch) -> _Plan:
+        rows = len(batch.slots)
+        filled = batch.cached + batch.counts
+        self.cache.reserve(int(filled.max()))
+        attended = min(
+            -(-int(filled.max()) // _ATTEND_BUCKET) * _ATTEND_BUCKET, self.cache.positions
+        )
+        all_single = batch.singles == rows
+        if all_single:
+            slots, at = batch.slots, batch.cached
+        else:
+            slots = np.repeat(batch.slots, batch.counts)
+            first = np.cumsum(batch.counts) - batch.counts
+            at = np.arange(len(batch.tokens)) + np.repeat(batch.cached - first, batch.counts)
+        positions = self._tensor(at)
+        return _Plan(
+            tokens=self._tensor(batch.tokens),
+            cos=self._cos.index_select(0, positions),
+            sin=self._sin.index_select(0, positions),
+            write=self._tensor(self.cache.rows(slots, at)),
+            attended=attended,
+            singles=self._plan_singles(batch, attended) if batch.singles else None,
+            several=None if all_single else self._plan_several(batch, attended),
+            last=None if all_single else self._tensor(np.cumsum(batch.counts) - 1),
+        )
+
+    def _plan_singles(self, batch: Batch, attended: int) -> _Singles:
+        slots = batch.slots[: batch.singles]
+        used = int(slots[-1]) + 1
+        # Slots without a row see position 0 alone: finite, and read by nobody.
+        seen = np.zeros(used, dtype=np.int64)
+        seen[slots] = batch.cached[: batch.singles]
+        mask = np.where(np.arange(attended) <= seen[:, None], 0.0, -np.inf).astype(np.float32)
+        groups = self._heads // self._kv_heads
+        expanded = self._tensor(mask).to(self._embed.dtype)[:, None, None]
+        return _Singles(
+            count=batch.singles,
+            slots=used,
+            index=None if used == batch.singles else self._tensor(slots),
+            mask=expanded.expand(-1, self._kv_heads, groups, -1).reshape(-1, groups, attended),
+        )
+
+    def _plan_several(self, batch: Batch, attended: int) -> _Several:
+        slots = batch.slots[batch.singles :]
+        cached = batch.cached[batch.singles :]
+        counts = batch.counts[batch.singles :]
+        longest = int(counts.max())
+        ragged = len(slots) * longest != int(counts.sum())
+        place = np.arange(longest)
+        # Padded queries repeat the row's last token, so that they too see something finite.
+        within = np.minimum(place, counts[:, None] - 1)
+        starts = np.cumsum(counts) - counts
+        visible = np.arange(attended) <= (cached[:, None] + within)[:, :, None]
+        return _Several(
+            slots=self._tensor(slots),
+            pad=self._tensor((starts[:, None] + within).reshape(-1)) if ragged else None,
+            unpad=self._tensor(np.flatnonzero(place < counts[:, None])) if ragged else None,
+            mask=self._tensor(visible)[:, None],
+        )
+
+    def _rotary_tables(self, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+        """[positions, H+2K, D] tables for x·cos + roll(x)·sin, from the module's own angles.
+
+        rotate_half(x) = (-x2, x1) and roll(x, D/2) = (x2, x1): the sign moves into the sine.
+        """
+        module: Any = model
+        config: Any = model.config
+        positions = torch.arange(config.max_position_embeddings)[None]
+        dtype = next(iter(state_tensors(model).values())).dtype
+        with torch.inference_mode():
+            cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=dtype), positions)
+        half = self._head_dim // 2
+        sign = torch.ones(self._head_dim, dtype=dtype)
+        sign[:half] = -1
+        rotated = self._heads + self._kv_heads
+        tables = []
+        for table, neutral in ((cos[0], 1.0), (sin[0] * sign, 0.0)):
+            whole = table.new_full((len(table), rotated + self._kv_heads, self._head_dim), neutral)
+            whole[:, :rotated] = table[:, None]
+            tables.append(whole.to(self._device))
+        return tables[0], tables[1]
+
+    def _groups(self) -> list[tuple[str, ...]]:
+        groups = []
+        for index in range(self._layers_count):
+            block = f"model.layers.{index}"
+            for kind in ("weight", "bias"):
+                groups.append(tuple(f"{block}.self_attn.{p}_proj.{kind}" for p in "qkv"))
+                groups.append(tuple(f"{block}.mlp.{p}_proj.{kind}" for p in ("gate", "up")))
+        return groups
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Residual + x Wᵀ (+ bias) in one product."""
+    total = torch.addmm(residual, x, weight.t())
+    return total if bias is None else total.add_(bias)

@@ -1,0 +1,108 @@
+"""What the core asks of a forward pass, and which architecture gets which.
+
+A step of continuous batching is one ragged batch: every row brings the tokens of its sequence that
+have no keys and values yet (one while it decodes, many when it joins or after a swap), and gets the
+logits behind the last of them. Decoding, prefill and recomputing are therefore one operation.
+
+R: rows of a step, M: new tokens of all rows, V: vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from trueup.engines.embedded.parameters import Parameters
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """New tokens of some slots, rows in ascending order of their number."""
+
+    slots: NDArray[np.int64]
+    """[R] distinct cache slots; ascending among the rows with equally many new tokens."""
+    cached: NDArray[np.int64]
+    """[R] positions of each slot that are valid in the cache; new tokens come behind them."""
+    counts: NDArray[np.int64]
+    """[R] new tokens of each row, at least 1."""
+    tokens: NDArray[np.int64]
+    """[M] new token ids, row after row."""
+
+    @property
+    def singles(self) -> int:
+        """How many leading rows have exactly one new token."""
+        return int(np.searchsorted(self.counts, 1, side="right"))
+
+    def split(self, budget: int) -> Iterator[Batch]:
+        """Cut into batches of bounded work.
+
+        The rows with several tokens, padded to the longest of them, hold at most `budget` tokens; a
+        row that exceeds it alone is a batch of its own.
+        """
+        ends = np.cumsum(self.counts)
+        begin = 0
+        while begin < len(self.slots):
+            several = max(begin, self.singles)
+            padded = (np.arange(several, len(self.slots)) - several + 1) * self.counts[several:]
+            fits = several + int(np.searchsorted(padded, budget, side="right"))
+            end = max(fits, begin + 1)
+            yield Batch(
+                slots=self.slots[begin:end],
+                cached=self.cached[begin:end],
+                counts=self.counts[begin:end],
+                tokens=self.tokens[ends[begin] - self.counts[begin] : ends[end - 1]],
+            )
+            begin = end
+
+
+class Network(Protocol):
+    """A causal LM's forward over a cache of slots that it owns."""
+
+    @property
+    def fused(self) -> Sequence[Sequence[str]]:
+        """Groups of parameters that the forward wants stacked in one storage."""
+        ...
+
+    def bind(self, parameters: Parameters) -> None:
+        """Serve these parameters from the next forward on; the cache stays as it is."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute the new tokens, extend the cache by them, return [R, V] logits in float32."""
+        ...
+
+    def keep(self, slot: int, length: int) -> int:
+        """Forget a slot's positions from `length` on; returns how many really stay usable."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot, whatever is in it."""
+        ...
+
+
+def build_network(model: PreTrainedModel, slots: int, device: torch.device) -> Network:
+    """The forward for an architecture.
+
+    The slim one serves the model types it names; every other causal LM runs through the forward of
+    its own transformers module, which is slower and always right.
+
+    Args:
+        model: Gives configuration, names and module; its weights are neither read nor kept.
+        slots: Sequences that the cache can hold.
+        device: Where to compute.
+    """
+    from trueup.engines.embedded.fallback import ModuleNetwork
+    from trueup.engines.embedded.forward import SlimNetwork
+
+    if SlimNetwork.serves(model.config):
+        return SlimNetwork(model, slots, device)
+    return ModuleNetwork(model, slots, device)

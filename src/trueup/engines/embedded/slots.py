@@ -1,0 +1,137 @@
+"""What the decode loop keeps per slot, as arrays: no Python object per token.
+
+A slot's ids are everything its sequence consists of, prompt and samples alike; `cached` of them
+have valid keys and values, `filled` of them are known. What lies between is what the next forward
+computes: one token while a sequence decodes, the new part of a prompt when it joins, everything
+after a swap of the weights.
+
+S: slots, L: most tokens of a turn, K: most stop ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trueup.engines.embedded.network import Batch
+from trueup.engines.embedded.sampling import uniforms
+from trueup.types import SamplingParams
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class SlotTable:
+    """Arrays over slots; columns grow by doubling.
+
+    Args:
+        slots: S.
+    """
+
+    def __init__(self, slots: int) -> None:
+        """All slots idle and empty."""
+        self.running = np.zeros(slots, dtype=np.bool_)
+        """[S] whether a turn is being sampled."""
+        self.cached = np.zeros(slots, dtype=np.int64)
+        self.filled = np.zeros(slots, dtype=np.int64)
+        self.start = np.zeros(slots, dtype=np.int64)
+        """[S] length of the prompt: where the turn's first sampled token lies."""
+        self.temperature = np.ones(slots, dtype=np.float32)
+        self.top_p = np.ones(slots, dtype=np.float64)
+        self.top_k = np.zeros(slots, dtype=np.int64)
+        self._limit = np.zeros(slots, dtype=np.int64)
+        self._ids = np.zeros((slots, 64), dtype=np.int64)
+        self._noise = np.zeros((slots, 8), dtype=np.float64)
+        self._logps = np.zeros((slots, 8), dtype=np.float32)
+        self._stops = np.full((slots, 1), -1, dtype=np.int64)
+
+    def common_prefix(self, slot: int, prompt: NDArray[np.int32]) -> int:
+        """Leading prompt ids that are cached; the last one never counts: its logits are needed."""
+        most = min(int(self.cached[slot]), len(prompt) - 1)
+        differs = self._ids[slot, :most] != prompt[:most]
+        return int(differs.argmax()) if differs.any() else most
+
+    def begin(
+        self, slot: int, prompt: NDArray[np.int32], sampling: SamplingParams, *, cached: int
+    ) -> None:
+        """Start a turn behind a prompt of which the first `cached` ids are valid in the cache."""
+        n, limit = len(prompt), sampling.max_tokens
+        self._ids = _widened(self._ids, n + limit)
+        self._noise = _widened(self._noise, limit)
+        self._logps = _widened(self._logps, limit)
+        self._stops = _widened(self._stops, len(sampling.stop_ids), fill=-1)
+        self._ids[slot, :n] = prompt
+        self._noise[slot, :limit] = uniforms(sampling.key, limit)
+        self._stops[slot] = -1
+        self._stops[slot, : len(sampling.stop_ids)] = sampling.stop_ids
+        self.cached[slot], self.filled[slot], self.start[slot] = cached, n, n
+        self._limit[slot] = limit
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
+        self.running[slot] = True
+
+    def batch(self) -> Batch:
+        """What the next forward computes: the tokens of running slots without keys and values."""
+        slots = np.flatnonzero(self.running)
+        counts = (self.filled - self.cached)[slots]
+        if counts.max() > 1:
+            order = np.argsort(counts, kind="stable")
+            slots, counts = slots[order], counts[order]
+            rows = np.repeat(slots, counts)
+            firsts = np.cumsum(counts) - counts
+            at = np.arange(len(rows)) + np.repeat(self.cached[slots] - firsts, counts)
+            tokens = self._ids[rows, at]
+        else:
+            tokens = self._ids[slots, self.cached[slots]]
+        return Batch(slots=slots, cached=self.cached[slots], counts=counts, tokens=tokens)
+
+    def noise(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[R] uniform for the next token of each slot."""
+        found: NDArray[np.float64] = self._noise[slots, (self.filled - self.start)[slots]]
+        return found
+
+    def append(
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logps: NDArray[np.float64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Take one sampled token per slot; what the forward computed is cached from now on.
+
+        Returns:
+            [R] the token is a stop id; [R] the turn has its most tokens.
+        """
+        at = self.filled[slots]
+        self.cached[slots] = at
+        self._ids[slots, at] = tokens
+        self._logps[slots, at - self.start[slots]] = logps
+        self.filled[slots] = at + 1
+        stopped = (self._stops[slots] == tokens[:, None]).any(1)
+        return stopped, at + 1 - self.start[slots] >= self._limit[slots]
+
+    def sampled(self, slot: int) -> int:
+        """Tokens of the turn so far."""
+        return int(self.filled[slot] - self.start[slot])
+
+    def end(self, slot: int) -> tuple[array[int], array[float]]:
+        """Stop running; returns the turn's ids and log-probs."""
+        self.running[slot] = False
+        start, stop = self.start[slot], self.filled[slot]
+        ids, logps = array("i"), array("f")
+        ids.frombytes(self._ids[slot, start:stop].astype(np.int32).tobytes())
+        logps.frombytes(self._logps[slot, : stop - start].tobytes())
+        return ids, logps
+
+    def forget(self, slot: int) -> None:
+        """Make a slot empty and idle."""
+        self.running[slot] = False
+        self.cached[slot] = self.filled[slot] = self.start[slot] = 0
+
+
+def _widened(table: NDArray[Any], columns: int, fill: float = 0) -> NDArray[Any]:
+    """The table with at least so many columns."""
+    rows, held = table.shape
+    if columns <= held:
+        return table
+    wider = np.full((rows, max(columns, 2 * held)), fill, dtype=table.dtype)
+    wider[:, :held] = table
+    return wider
