@@ -13,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -24,8 +24,15 @@ class Section(BaseModel):
     """Base of every section: frozen, unknown keys refused, no silent conversions."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
@@ -51,7 +58,7 @@ class TrainConfig(Section):
     optimizer: Literal["adam", "adamw"] = "adam"
     lr: float = Field(5e-4, ge=0)
     """0 trains nothing: every diagnostic must then be stationary."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     """Largest gradient norm."""
@@ -187,7 +194,7 @@ class RuntimeConfig(Section):
 class Config(Section):
     """A complete run."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
@@ -215,6 +222,12 @@ class Config(Section):
                 field="schedule.min_survivors",
                 rule=f"at most train.samples_per_group ({self.train.samples_per_group})",
                 value=self.schedule.min_survivors,
+            )
+        if self.eval.every and not self.eval.samples:
+            raise ConfigError(
+                field="eval.every",
+                rule="0 where eval.samples is 0, which evaluates nothing",
+                value=self.eval.every,
             )
         return self
 
@@ -255,7 +268,9 @@ def from_dict(tree: Mapping[str, Any]) -> Config:
     """Validate a nested mapping; see `load` for the errors."""
     _refuse_unknown(tree, Config, prefix="")
     try:
-        return Config.model_validate_json(json.dumps(tree))
+        # JSON, for its rules of strictness: a list is a tuple, an integer is a float. It has no
+        # dates, which are TOML's: as text they are what an override model.path=2026-01-01 means.
+        return Config.model_validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -314,10 +329,12 @@ def _parse_override(item: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(field="override", rule="of the form key.path=value", value=item)
     try:
-        value = tomllib.loads(f"x = {raw.strip()}")["x"]
+        parsed = tomllib.loads(f"x = {raw.strip()}")
     except tomllib.TOMLDecodeError:
-        value = raw.strip()
-    return key.strip(), value
+        return key.strip(), raw.strip()
+    if len(parsed) > 1:
+        raise ConfigError(field="override", rule="one assignment", value=item)
+    return key.strip(), parsed["x"]
 
 
 def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -333,9 +350,8 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], *, prefix: 
     for key, value in tree.items():
         name = prefix + key
         if key not in model.model_fields:
-            near = difflib.get_close_matches(name, list(fields()), n=1, cutoff=0.5)
-            near = near or difflib.get_close_matches(key, list(model.model_fields), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = _nearest(key, model, prefix)
+            hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigError(
                 f"unknown key {name!r}{hint}", field=name, rule="a known key", value=value
             )
@@ -346,7 +362,18 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], *, prefix: 
             _refuse_unknown(value, inner, prefix=f"{name}.")
 
 
+def _nearest(key: str, model: type[BaseModel], prefix: str) -> str:
+    """The known name that was probably meant: of the same section, else of any; or nothing."""
+    if near := difflib.get_close_matches(key, list(model.model_fields), n=1):
+        return prefix + near[0]
+    by_last_part = {name.rpartition(".")[2]: name for name in fields()}
+    near = difflib.get_close_matches(key, list(by_last_part), n=1)
+    return by_last_part[near[0]] if near else ""
+
+
 def _rule(error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "present"
     message = str(error["msg"])
     for prefix in ("Input should be ", "Value error, "):
         message = message.removeprefix(prefix)
@@ -358,6 +385,16 @@ def _toml_table(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str
     nested = {k: v for k, v in table.items() if k not in plain}
     if path and (plain or not nested):
         lines.append(f"\n[{'.'.join(path)}]")
-    lines.extend(f"{key} = {json.dumps(value)}" for key, value in plain.items())
+    lines.extend(f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items())
     for key, value in nested.items():
         _toml_table(value, (*path, key), lines)
+
+
+def _toml_key(key: str) -> str:
+    bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if bare else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON is TOML for our values, but for characters beyond 16 bits and DEL, escaped otherwise."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
