@@ -4,7 +4,7 @@
         → signed filters and adaptive mixing → weights → denominator
 
 An episode leaves its group's baseline when it has no action token, when all its behaviour log-probs
-are missing (the engine produced garbage), or when a filter above the token level rejects it whole.
+are missing (the engine produced garbage), or when a filter at a level of whole episodes rejects it.
 A token-level filter takes no reward with it: the advantage of the token's episode is unchanged,
 even if none of its tokens is left.
 
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from trueup.corrections.base import Correction
-from trueup.corrections.levels import LEVELS
 from trueup.corrections.preset import Preset, Ratios
 from trueup.corrections.statistics import Outcome, correction_metrics
 from trueup.corrections.table import find
@@ -84,12 +83,12 @@ def apply(
 ) -> Correction:
     """`correct` with a preset that need not be in the table."""
     constants = preset.resolve(params)
-    valid, log_ratio = gap.valid, LEVELS[preset.level](gap)
+    valid, log_ratio = gap.valid, preset.level.log_ratio(gap)
     ratios = Ratios(gap=gap, log_ratio=log_ratio, keep=valid, advantage=torch.zeros_like(log_ratio))
     if preset.ratio_filter is not None:
         ratios = replace(ratios, keep=valid & preset.ratio_filter(ratios, constants))
 
-    counted = _any_token(gap, valid if preset.level == "token" else ratios.keep)
+    counted = _any_token(gap, ratios.keep if preset.level.whole_episode else valid)
     grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
     present = grouped.contrast | counted.new_tensor(zero_variance == "keep")
     keep = ratios.keep & (counted & present)[gap.episode]

@@ -15,6 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from trueup.corrections.levels import Level
 from trueup.errors import ConfigError
 from trueup.gap import PolicyGap
 
@@ -49,8 +50,6 @@ class Weights:
     """Scalars worth recording, by metric name."""
 
 
-Level = Callable[[PolicyGap], Tensor]
-"""[N] log-ratio of each token at one level."""
 Filter = Callable[[Ratios, Constants], Tensor]
 """[N] bool: keep."""
 WeightFunction = Callable[[Ratios, Constants], Weights]
@@ -73,8 +72,7 @@ class Preset:
     """One method as data."""
 
     name: str
-    level: str
-    """Name in `levels.LEVELS`."""
+    level: Level
     scope: Scope
     weight: WeightFunction
     constants: Mapping[str, Constant] = field(default_factory=dict)
@@ -83,8 +81,8 @@ class Preset:
     upper: str = ""
     """Constant above which a raw ratio counts as over the cap; empty: no cap."""
     ratio_filter: Filter | None = None
-    """Rejects by ratio alone, before the baselines. An episode that it rejects whole at a level
-    above the token leaves its group's baseline; a rejected token never does."""
+    """Rejects by ratio alone, before the baselines. What it rejects at a level of whole episodes
+    leaves its group's baseline; a rejected token never does."""
     signed_filter: Filter | None = None
     """Rejects by ratio and sign of the advantage, after the baselines."""
     formula: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trueup.corrections.adaptive import adaptive_weights
+from trueup.corrections.levels import TOKEN
 from trueup.corrections.masked import band_filter
 from trueup.corrections.preset import Constant, Preset, Scope, unknown
 from trueup.corrections.truncated import (
@@ -20,7 +21,7 @@ from trueup.corrections.truncated import (
 _PRESETS = (
     Preset(
         name="none",
-        level="token",
+        level=TOKEN,
         scope="token",
         weight=uncorrected_weights,
         formula="w = 1",
@@ -29,7 +30,7 @@ _PRESETS = (
     ),
     Preset(
         name="tis",
-        level="token",
+        level=TOKEN,
         scope="token",
         weight=truncated_weights,
         constants={"cap": Constant(default=2.0, open_low=True, meaning="C, largest weight")},
@@ -40,7 +41,7 @@ _PRESETS = (
     ),
     Preset(
         name="mis",
-        level="token",
+        level=TOKEN,
         scope="token",
         weight=importance_weights,
         constants={
@@ -56,7 +57,7 @@ _PRESETS = (
     ),
     Preset(
         name="ais",
-        level="token",
+        level=TOKEN,
         scope="batch",
         weight=adaptive_weights,
         constants={
@@ -113,7 +114,7 @@ def explain(name: str) -> str:
     lines = [
         f"{preset.name}: {preset.formula}",
         preset.meaning,
-        f"level {preset.level}, scope {preset.scope}; source: {preset.source}",
+        f"level {preset.level.name}, scope {preset.scope}; source: {preset.source}",
     ]
     lines += [f"{key} = {c.default:g}: {c.meaning}" for key, c in preset.constants.items()]
     lines.append(f"price: {_PRICE[preset.scope]}")
