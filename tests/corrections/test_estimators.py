@@ -1,6 +1,6 @@
 """A one-step problem whose gradient is known exactly, reproduced from recorded values.
 
-Softmax over V tokens with logits z = 2·N(0,1), reward N(0,1), sampler logits z + σ·N(0,1); N samples,
+Softmax over V tokens with logits z = 2·N(0,1), reward N(0,1), sampler logits z + σ·N(0,1); N draws,
 batch-mean baseline, REPS repeats; squared bias and variance relative to ‖π⊙(r − E r)‖².
 """
 

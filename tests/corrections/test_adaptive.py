@@ -1,0 +1,95 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trueup.corrections.adaptive import adaptive
+
+PAPER = {"cap": 5.0, "delta": 0.02, "gamma": 1.2, "beta": 1.0}
+LN3, LN8 = math.log(3), math.log(8)
+
+
+def run(d, a, **overrides):
+    return adaptive(torch.tensor(d).double(), torch.tensor(a).double(), **PAPER | overrides)
+
+
+def test_golden_mixture_of_reliability_and_inflation():
+    # w̄ = 1, 3: mean 2, std 1, CV² 1/4, α_ess = 1/√1.25 = .894427. A·w̄ = 1, −3 has std 2, A has 1:
+    # α_var = (2 − 1.2)/1.2 = .666667. mean |d| = .549 > δ. α = .227760; weights 1 and 1 + 2α.
+    found = run([0.0, LN3], [1.0, -1.0])
+    assert float(found.reliability) == pytest.approx(0.894427, abs=1e-6)
+    assert float(found.inflation) == pytest.approx(0.666667, abs=3e-6)
+    assert float(found.necessity) == 1.0
+    assert float(found.alpha) == pytest.approx(0.227760, abs=3e-6)
+    assert found.weight.tolist() == pytest.approx([1.0, 1.455521], abs=5e-6)
+
+
+def test_golden_cap_enters_every_factor():
+    # w̄ = 1, min(8, 5): mean 3, std 2, α_ess = 1/√(1 + 4/9) = .832050. A·w̄ = 1, −5: Δσ = 3.
+    found = run([0.0, LN8], [1.0, -1.0], gamma=3.0)
+    assert float(found.alpha) == pytest.approx(0.832050, abs=1e-6)
+    assert found.weight.tolist() == pytest.approx([1.0, 1 + 4 * 0.832050], abs=5e-6)
+    # With γ = 1.2: α_var = 1.5 > α_ess, no correction at all.
+    assert run([0.0, LN8], [1.0, -1.0]).weight.tolist() == [1.0, 1.0]
+
+
+def test_golden_small_mismatch_is_corrected_in_proportion():
+    # d = ±.01: mean |d| = δ/2; CV = tanh .01, α_ess = .999950; Δσ < γ. α = .5 · .999950.
+    found = run([0.01, -0.01], [1.0, -1.0])
+    assert float(found.necessity) == pytest.approx(0.5, abs=1e-7)
+    assert float(found.inflation) == 0.0
+    assert float(found.alpha) == pytest.approx(0.499975, abs=1e-6)
+    assert found.weight.tolist() == pytest.approx([1.0050248, 0.9950252], abs=1e-6)
+
+
+def test_beta_scales_the_penalty():
+    # .894427 − .5 · .666667
+    assert float(run([0.0, LN3], [1.0, -1.0], beta=0.5).alpha) == pytest.approx(0.561094, abs=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("d", "a"),
+    [([LN3], [1.0]), ([LN3] * 4, [1.0, -1.0, 0.5, 2.0]), ([-800.0] * 3, [1.0, 0.0, 2.0])],
+)
+def test_equal_weights_have_no_spread_and_are_fully_reliable(d, a):
+    assert float(run(d, a).reliability) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_equal_advantages_measure_the_second_moment():
+    # Δσ = √((1 + 9)/2) = 2.236068; α_var = .863390.
+    found = run([0.0, LN3], [0.7, 0.7])
+    assert float(found.inflation) == pytest.approx(0.863390, abs=1e-6)
+    assert float(run([0.0, LN3], [0.0, 0.0]).inflation) == 0.0
+
+
+def test_without_tokens_nothing_is_mixed():
+    found = run([], [])
+    assert found.weight.shape == (0,)
+    assert float(found.alpha) == 0.0
+
+
+numbers = st.floats(-30, 30, width=32)
+
+
+@given(
+    pairs=st.lists(st.tuples(numbers, st.floats(-5, 5, width=32)), min_size=1, max_size=20),
+    cap=st.floats(1, 10),
+    beta=st.floats(0, 3),
+)
+def test_weights_stay_within_their_bounds(pairs, cap, beta):
+    d, a = map(list, zip(*pairs, strict=True))
+    found = run(d, a, cap=cap, beta=beta)
+    alpha = float(found.alpha)
+    assert 0 <= alpha <= 1
+    assert float(found.weight.min()) >= 1 - alpha - 1e-12
+    assert float(found.weight.max()) <= 1 + alpha * (cap - 1) + 1e-12
+    assert 0 < float(found.reliability) <= 1
+    assert 0 <= float(found.necessity) <= 1
+    assert 0 <= float(found.inflation) < math.inf
+
+
+@given(a=st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=10))
+def test_no_gap_leaves_weights_exactly_one(a):
+    assert run([0.0] * len(a), a).weight.tolist() == [1.0] * len(a)
