@@ -9,7 +9,6 @@ a wrong answer; a run that gives nothing to judge by is a fault, never reward 0.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,15 +69,11 @@ def checked_reward(value: object) -> float:
     Raises:
         GraderFault: Not a real number, not finite, or beyond ±1e6 (`field` is `reward`).
     """
-    if (
-        type(value) not in (int, float)
-        or not math.isfinite(value)  # type: ignore[arg-type]
-        or abs(value) > REWARD_BOUND  # type: ignore[arg-type]
-    ):
-        raise GraderFault(
-            field="reward", rule=f"a finite number within ±{REWARD_BOUND:g}", value=value
-        )
-    return float(value)  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise GraderFault(field="reward", rule="a number", value=value)
+    if not -REWARD_BOUND <= value <= REWARD_BOUND:  # neither is NaN
+        raise GraderFault(field="reward", rule=f"within ±{REWARD_BOUND:g}", value=value)
+    return float(value)
 
 
 def _outputs(result: ExecResult) -> list[Any]:
