@@ -118,6 +118,7 @@ def test_damage_in_transit_is_found_and_named(
 
 
 def test_a_mixture_of_two_versions_is_refused(transport: Transport) -> None:
+    """Case V7: two versions mixed; a missing tensor is `drop` above."""
     transport.publish(1, weights(1.0))
     newer = transport.publish(2, weights(2.0))
     tamper(transport, newer, lambda stored: stored.update(scale=torch.tensor(1.0)))
@@ -138,6 +139,17 @@ def test_a_negative_version_is_refused(transport: Transport) -> None:
         transport.publish(-1, weights())
 
 
+def test_a_version_that_never_arrived_is_refused_and_the_older_one_stays(
+    transport: Transport,
+) -> None:
+    """Case V7: weights never arrive."""
+    older = transport.publish(1, weights(1.0))
+    announced = replace(older, version=2, location=older.location.replace("version-1", "version-2"))
+    with pytest.raises(TransportFault, match="version 2 must be published"):
+        transport.fetch(announced)
+    assert transport.fetch(older)["scale"] == 1.0
+
+
 def test_an_empty_version_is_refused(transport: Transport) -> None:
     with pytest.raises(TransportFault, match="at least one"):
         transport.publish(0, {})
@@ -146,6 +158,7 @@ def test_an_empty_version_is_refused(transport: Transport) -> None:
 def test_updating_the_live_tensors_does_not_change_what_was_published(
     transport: Transport,
 ) -> None:
+    """Case V9: a copy that aliases the live model."""
     live = weights(1.0)
     manifest = transport.publish(0, live)
     for tensor in live.values():
@@ -176,6 +189,7 @@ def test_changed_elements_are_counted_against_the_version_before(transport: Tran
 
 
 def test_an_update_too_small_for_the_dtype_is_a_hidden_update(transport: Transport) -> None:
+    """Case V10: the learning rate is too small for bfloat16."""
     master = torch.full((100,), 1.0)
     transport.publish(0, {"w": master.to(torch.bfloat16)})
     master += 1e-4  # bfloat16 next to 1.0 moves in steps of 2^-7
