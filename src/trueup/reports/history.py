@@ -157,7 +157,10 @@ class _Reader:
         self._contrastless = []
 
     def _on_resume(self, event: Event) -> None:
-        self.history.steps = [s for s in self.history.steps if s.version < event.version]
+        done = int(event.payload.get("step", 0))
+        self.history.steps = [
+            s for s in self.history.steps if s.version < event.version or s.step < done
+        ]
         self._claimed.clear()
         self._train.clear()
         self._contrastless = []

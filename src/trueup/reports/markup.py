@@ -20,7 +20,7 @@ class Markup(str):
     __slots__ = ()
 
 
-def element(name: str, *children: str, **attributes: object) -> Markup:
+def element(name: str, /, *children: str, **attributes: object) -> Markup:
     """One element; `class_` gives `class`, `stroke_width` gives `stroke-width`, None is left out.
 
     Example: `element("td", "<b>", class_="num")` is `<td class="num">&lt;b&gt;</td>`.

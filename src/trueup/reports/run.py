@@ -6,9 +6,12 @@ it is not.
 
 from __future__ import annotations
 
+import json
+import math
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trueup.config import Config
 from trueup.config import load as load_config
@@ -31,6 +34,8 @@ class Records:
     metrics: dict[str, dict[int, Metric]] = field(default_factory=dict)
     """Name -> step -> value."""
     versions: tuple[VersionRow, ...] = ()
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """Code, versions, hardware, seeds."""
     notes: tuple[str, ...] = ()
     """What is missing or unreadable, one sentence each."""
 
@@ -46,7 +51,7 @@ class Records:
     def series(self, metric: str) -> tuple[list[float], list[float | None]]:
         """Steps and means of one metric."""
         rows = sorted(self.metrics.get(metric, {}).items())
-        return [float(step) for step, _ in rows], [m.mean if m.count else None for _, m in rows]
+        return [float(step) for step, _ in rows], [_finite(m.mean) for _, m in rows]
 
 
 def read_run(run_dir: Path) -> Records:
@@ -78,8 +83,22 @@ def read_run(run_dir: Path) -> Records:
         config=config,
         metrics=metrics,
         versions=versions,
+        manifest=_manifest(directory.manifest),
         notes=tuple(notes),
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """What produced the run; empty if it says nothing readable."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _config(path: Path, notes: list[str]) -> Config | None:
