@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import selectors
 import subprocess
@@ -41,6 +40,8 @@ def sealed(data: bytes) -> BinaryIO:
         file.write(data)
         file.seek(0)
         return file
+    import fcntl  # not on every system that reads this module
+
     file = os.fdopen(os.memfd_create("sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b")
     file.write(data)
     file.flush()
