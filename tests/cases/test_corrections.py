@@ -21,6 +21,7 @@ from trueup.diagnostics.effective_size import effective_size, ess_ratio
 from trueup.diagnostics.health import health
 from trueup.diagnostics.metrics import Metric, metric_of
 from trueup.diagnostics.mismatch import mismatch
+from trueup.diagnostics.numerics import quantile
 from trueup.errors import DataError
 from trueup.gap import PolicyGap
 from trueup.losses.policy import policy_loss
@@ -284,6 +285,13 @@ def test_c26_a_zeroed_token_is_left_out_of_a_product():
 
 
 def test_c27_quantiles_exist_above_2_to_the_24_elements():
+    n = 2**24 + 1
+    ordered = torch.arange(n, dtype=torch.float64)
+    assert [int(quantile(ordered, q)) for q in (0.5, 1.0)] == [2**23, 2**24]
+
+
+@pytest.mark.slow  # 2 GB
+def test_c27_mismatch_exists_above_2_to_the_24_tokens():
     n = 2**24 + 1
     behaviour = torch.arange(n, dtype=torch.float32) / -(n - 1)
     zeros = torch.zeros(n, dtype=torch.int64)

@@ -144,13 +144,17 @@ def _metrics(pairs: list[tuple[Tensor, Tensor | None]]) -> list[Metric]:
     rows = []
     for values, where in pairs:
         x = values.detach().reshape(-1).double()
-        counted = torch.ones_like(x, dtype=torch.bool) if where is None else where.reshape(-1)
-        # Selection by `where`, not by indexing: indexing would wait for the device each time.
-        total, count = torch.where(counted, x, 0.0).sum(), counted.sum()
-        # One neutral element each, so that the extremes of nothing exist.
-        low = torch.cat([torch.where(counted, x, math.inf), x.new_tensor([math.inf])]).min()
-        high = torch.cat([torch.where(counted, x, -math.inf), x.new_tensor([-math.inf])]).max()
-        rows.append(torch.stack([total, count.double(), low, high]))
+        total, low, high = x, x, x
+        count = x.new_tensor(len(x))
+        if where is not None:
+            # Selection by `where`, not by indexing: indexing would wait for the device each time.
+            counted = where.reshape(-1)
+            count = counted.sum().double()
+            total = torch.where(counted, x, 0.0)
+            low, high = torch.where(counted, x, math.inf), torch.where(counted, x, -math.inf)
+        if not len(x):  # the extremes of nothing
+            low, high = x.new_tensor([math.inf]), x.new_tensor([-math.inf])
+        rows.append(torch.stack([total.sum(), count, low.min(), high.max()]))
     return [
         Metric(sum=total, count=count, min=low, max=high)
         for total, count, low, high in torch.stack(rows).tolist()

@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.gaps import make_gap, ratio_gap
+from trueup.diagnostics.mismatch import mismatch
+from trueup.diagnostics.numerics import quantile
+
+NAN = math.nan
+
+
+def test_figures_worked_out_by_hand():
+    # d = .1, −.3 | .2; the missing token is in no figure.
+    found = mismatch(
+        make_gap([[-1.0, -2.3, -9.0], [-0.8]], [[-1.1, -2.0, NAN], [-1.0]], lags=[[0, 2, 5], [2]])
+    )
+    assert (found.tokens, found.missing) == (3, 1)
+    assert found.abs_mean == pytest.approx(0.2, abs=1e-6)
+    assert found.abs_median == pytest.approx(0.2, abs=1e-6)
+    assert found.abs_p95 == pytest.approx(0.29, abs=1e-6)  # rank 1.9 between .2 and .3
+    assert found.abs_p99 == pytest.approx(0.298, abs=1e-6)
+    assert found.abs_max == pytest.approx(0.3, abs=1e-6)
+    assert found.k1 == pytest.approx(0.0, abs=1e-6)
+    assert found.k2 == pytest.approx((0.01 + 0.09 + 0.04) / 6, abs=1e-6)
+    # e^.1 − 1.1 = .0051709, e^−.3 − .7 = .0408182, e^.2 − 1.2 = .0214028
+    assert found.k3 == pytest.approx(0.0224640, abs=1e-6)
+    # |e^−1 − e^−1.1|, |e^−2.3 − e^−2|, |e^−.8 − e^−1| = .0350084, .0350764, .0814496
+    assert found.probability_mean == pytest.approx(0.0505115, abs=1e-6)
+    assert found.episode_sum_max == pytest.approx(0.2, abs=1e-6)
+    assert [(b.low, b.tokens) for b in found.by_lag] == [(0, 1), (2, 2)]
+    assert found.by_lag[1].abs_mean == pytest.approx(0.25, abs=1e-6)
+
+
+def test_probability_bins_are_closed_below_and_the_last_above():
+    p = [0.05, 0.1000001, 0.4999999, 0.5000001, 0.9000001, 1.0]
+    logs = torch.tensor(p).log().tolist()
+    found = mismatch(make_gap([[x + 0.5 for x in logs]], [logs]))
+    assert [b.tokens for b in found.by_probability] == [1, 2, 1, 2]
+    assert [(b.low, b.high) for b in found.by_probability] == [
+        (0, 0.1),
+        (0.1, 0.5),
+        (0.5, 0.9),
+        (0.9, 1),
+    ]
+    for b in found.by_probability:
+        assert b.abs_mean == pytest.approx(0.5, abs=1e-6)
+
+
+def test_without_tokens_every_figure_is_zero():
+    found = mismatch(ratio_gap([[NAN], []]))
+    assert (found.tokens, found.missing, found.by_lag) == (0, 1, ())
+    assert found.abs_mean == found.abs_max == found.k3 == found.episode_sum_max == 0
+
+
+def test_raw_extremes_are_not_clamped():
+    found = mismatch(ratio_gap([[1e4, 0.0]]))
+    assert found.abs_max == 1e4
+    assert math.isfinite(found.k3)
+
+
+@given(st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
+def test_k2_and_k3_are_never_negative_and_quantiles_are_ordered(d):
+    found = mismatch(ratio_gap([d]))
+    assert found.k2 >= 0
+    assert found.k3 >= -1e-12
+    assert found.abs_median <= found.abs_p95 <= found.abs_p99 <= found.abs_max
+
+
+@given(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=30), st.floats(0, 1))
+def test_quantiles_are_the_linear_ones(values, share):
+    x = torch.tensor(values, dtype=torch.float64)
+    expected = float(torch.quantile(x, share))
+    assert float(quantile(x.sort().values, share)) == pytest.approx(expected, abs=1e-9)
