@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from trueup.errors import DataError, RunDirectoryError
 from trueup.records import chain, ledger
-from trueup.records.ledger import Ledger, StepRow, VersionRow
+from trueup.records.ledger import Ledger
+from trueup.records.tables import StepRow, VersionRow
 
 
 def fill(book, n=5):

@@ -18,109 +18,22 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trueup.errors import DataError, RunDirectoryError
 from trueup.records import chain
 from trueup.records.files import on_network
 from trueup.records.schema import KINDS, Event
+from trueup.records.tables import FORMAT, TABLES, MetricLike, MetricRow, StepRow, VersionRow
 
-_FORMAT = 1
 _BUFFERED_ROWS = 512
 """Rows after which `append` flushes by itself."""
-
-_TABLES = """
-CREATE TABLE events(
-    seq INTEGER PRIMARY KEY, actor TEXT NOT NULL, actor_seq INTEGER NOT NULL,
-    t_mono REAL NOT NULL, t_wall REAL NOT NULL, kind TEXT NOT NULL, episode TEXT NOT NULL,
-    attempt INTEGER NOT NULL, grp INTEGER NOT NULL, version INTEGER NOT NULL,
-    engine TEXT NOT NULL, payload TEXT NOT NULL, chain TEXT NOT NULL);
-CREATE INDEX events_by_kind ON events(kind);
-CREATE TABLE head(id INTEGER PRIMARY KEY CHECK (id = 1), seq INTEGER NOT NULL, chain TEXT NOT NULL);
-INSERT INTO head VALUES (1, 0, '');
-CREATE TABLE versions(
-    version INTEGER PRIMARY KEY, digest TEXT NOT NULL, n_changed INTEGER NOT NULL,
-    nbytes INTEGER NOT NULL);
-CREATE TABLE steps(
-    step INTEGER PRIMARY KEY, version INTEGER NOT NULL, episodes INTEGER NOT NULL,
-    tokens INTEGER NOT NULL, t0 REAL NOT NULL, t1 REAL NOT NULL);
-CREATE TABLE metrics(
-    step INTEGER NOT NULL, name TEXT NOT NULL, sum REAL, count REAL, min REAL, max REAL,
-    sketch BLOB, PRIMARY KEY (step, name)) WITHOUT ROWID;
--- Derived, so that it cannot disagree with the events.
-CREATE VIEW attempts AS SELECT
-    i.episode, i.attempt, i.grp, json_extract(i.payload, '$.task') AS task,
-    json_extract(i.payload, '$.member') AS member, i.engine, i.version AS version_issued,
-    json_extract(f.payload, '$.status') AS status, json_extract(f.payload, '$.reward') AS reward,
-    json_extract(f.payload, '$.tokens') AS tokens,
-    json_extract(f.payload, '$.action_tokens') AS action_tokens,
-    i.t_mono AS t_issued, f.t_mono AS t_finished
-FROM (SELECT * FROM events WHERE kind = 'issue') i
-LEFT JOIN (SELECT * FROM events WHERE kind = 'finish') f USING (episode, attempt);
-"""
 
 _COLUMNS = ", ".join(chain.COLUMNS)
 _INSERT = f"INSERT INTO events({_COLUMNS}) VALUES ({', '.join('?' * len(chain.COLUMNS))})"
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-class MetricLike(Protocol):
-    """A mergeable statistic (`diagnostics.metrics.Metric`)."""
-
-    @property
-    def sum(self) -> float:
-        """Sum of the values."""
-
-    @property
-    def count(self) -> float:
-        """How many."""
-
-    @property
-    def min(self) -> float:
-        """Smallest."""
-
-    @property
-    def max(self) -> float:
-        """Largest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricRow:
-    """A metric of one step, mergeable."""
-
-    step: int
-    name: str
-    sum: float
-    count: float
-    min: float
-    max: float
-    sketch: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRow:
-    """A published version."""
-
-    version: int
-    digest: str
-    n_changed: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
-    """A trained step; times on the monotonic clock."""
-
-    step: int
-    version: int
-    """The version it produced."""
-    episodes: int
-    tokens: int
-    """Action tokens trained."""
-    t0: float
-    t1: float
 
 
 class Ledger:
@@ -168,7 +81,7 @@ class Ledger:
         if path.exists() or not path.parent.is_dir():
             raise RunDirectoryError(field="ledger", rule="a new file", value=str(path))
         connection = _connect(path, readonly=False)
-        connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
         return cls(connection, clock=clock, wall=wall)
 
     @classmethod
@@ -190,8 +103,8 @@ class Ledger:
         try:
             connection = _connect(path, readonly=readonly)
             (found,) = connection.execute("PRAGMA user_version").fetchone()
-            if found != _FORMAT:
-                rule = f"a ledger of format {_FORMAT}"
+            if found != FORMAT:
+                rule = f"a ledger of format {FORMAT}"
                 raise RunDirectoryError(field="ledger", rule=rule, value=found)
             return cls(connection, clock=clock, wall=wall)
         except (sqlite3.DatabaseError, TypeError, ValueError) as error:
@@ -296,6 +209,16 @@ class Ledger:
         self._db.close()
 
     # ---- reading
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Within it, all reads see the file as it was at one moment, whatever a writer does."""
+        self.flush()
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
 
     def events(self, kinds: Collection[str] | None = None, after: int = 0) -> Iterator[Event]:
         """Rows in order.
