@@ -51,6 +51,11 @@ class SlotCache:
         self._heads = heads
 
     @property
+    def slots(self) -> int:
+        """S."""
+        return self.layers[0].shape[1]
+
+    @property
     def positions(self) -> int:
         """T: positions allocated per slot."""
         return self.layers[0].shape[3]
@@ -84,6 +89,22 @@ class SlotCache:
         starts = slots * (self._heads * per_head) + at
         index: NDArray[np.int64] = starts[:, None] + self._rows_of_heads * per_head
         return index.reshape(-1)
+
+    def read(self, layer: int, slots: Tensor, attended: int) -> tuple[Tensor, Tensor]:
+        """Copies of some slots' keys and values, each [R, H, attended, D].
+
+        Whole slots are copied, because a contiguous copy of all positions is faster than a strided
+        one of some.
+
+        Args:
+            layer: Which layer.
+            slots: [2R] the slots, then the slots + S.
+            attended: Positions wanted.
+        """
+        store = self.layers[layer]
+        both = store.view(2 * store.shape[1], -1).index_select(0, slots)
+        keys, values = both.view(2, -1, *store.shape[2:])[:, :, :, :attended]
+        return keys, values
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Store [M·2H, D] keys and values at the places that `rows` named."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import time
 from array import array
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,7 @@ class EmbeddedCore:
         self._sessions: dict[str, Session] = {}
         self._by_slot: dict[int, Session] = {}
         self._returning: list[Session] = []
-        self._newcomers: deque[Turn] = deque()
+        self._newcomers: dict[str, Turn] = {}
         self._faults: list[tuple[str, EngineFault]] = []
 
     @property
@@ -119,7 +118,7 @@ class EmbeddedCore:
         turn = Turn(request=request, t_submit=time.monotonic())
         session = self._sessions.get(request.session)
         if session is None:
-            self._newcomers.append(turn)
+            self._newcomers[request.session] = turn
         else:
             session.turn = turn
             self._returning.append(session)
@@ -211,10 +210,8 @@ class EmbeddedCore:
         now = time.monotonic()
         session = self._sessions.get(name)
         if session is None:
-            queued = [turn for turn in self._newcomers if turn.request.session == name]
-            for turn in queued:
-                self._newcomers.remove(turn)
-            return self._unstarted(queued[0], now) if queued else None
+            queued = self._newcomers.pop(name, None)
+            return None if queued is None else self._unstarted(queued, now)
         aborted = None
         if session in self._returning:
             assert session.turn is not None
@@ -227,7 +224,7 @@ class EmbeddedCore:
 
     def close(self) -> list[Completion]:
         """Release every session; returns what was aborted."""
-        names = [*self._sessions, *(turn.request.session for turn in self._newcomers)]
+        names = [*self._sessions, *self._newcomers]
         return [ended for name in names if (ended := self.release(name)) is not None]
 
     def _admit(self) -> None:
@@ -235,10 +232,10 @@ class EmbeddedCore:
             self._begin(session)
         self._returning.clear()
         while self._newcomers and self._free:
-            turn = self._newcomers.popleft()
-            slot = heapq.heappop(self._free)
-            session = Session(name=turn.request.session, slot=slot, turn=turn)
-            self._sessions[session.name] = self._by_slot[slot] = session
+            name = next(iter(self._newcomers))
+            turn, slot = self._newcomers.pop(name), heapq.heappop(self._free)
+            session = Session(name=name, slot=slot, turn=turn)
+            self._sessions[name] = self._by_slot[slot] = session
             self._begin(session)
 
     def _begin(self, session: Session) -> None:
@@ -341,9 +338,7 @@ class EmbeddedCore:
                 field=f"engine {self.engine_id}", rule="serving a version", value="empty"
             )
         session = self._sessions.get(name)
-        if (session is not None and session.turn is not None) or any(
-            turn.request.session == name for turn in self._newcomers
-        ):
+        if name in self._newcomers or (session is not None and session.turn is not None):
             raise EngineFault(
                 field=f"session {name}", rule="without a turn in progress", value=name
             )

@@ -99,6 +99,11 @@ class EmbeddedEngine:
             ended += self._core.step()
         return ended
 
+    @property
+    def busy(self) -> bool:
+        """Whether a further step would do something."""
+        return self._core.busy
+
     async def take_faults(self) -> list[tuple[str, EngineFault]]:
         """Paced mode: sessions that failed since the last call, with their fault."""
         return self._core.take_faults()

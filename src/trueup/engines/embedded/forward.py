@@ -13,6 +13,7 @@ attended, N: most new tokens of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812  the name of the field
 from torch import Tensor
 
 from trueup.engines.embedded.cache import SlotCache
-from trueup.engines.embedded.network import Batch
+from trueup.engines.embedded.network import Batch, kinds
 from trueup.engines.embedded.parameters import Parameters
 from trueup.models.load import state_tensors
 
@@ -55,27 +56,45 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Singles:
-    """Attention of the rows with one new token, over slots 0 ... n-1 of the cache."""
+    """Attention of rows with one query each, over slots 0 ... n-1 of the cache."""
 
-    count: int
     slots: int
+    """n"""
     index: Tensor | None
     """[rows] slot of each row; None if the rows are exactly the slots in order."""
+    attended: int
     mask: Tensor
     """[n·K, G, T] 0 or -inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Several:
-    """Attention of the rows with several new tokens."""
+    """Attention of rows with several new tokens, all of one kind."""
 
-    slots: Tensor
+    begin: int
+    end: int
+    """Their packed tokens."""
+    rows: int
     pad: Tensor | None
-    """[R·N] packed token at each padded place; None if all rows bring N tokens."""
+    """[R·N] token, counted from `begin`, at each padded place; None if all rows bring N tokens."""
     unpad: Tensor | None
-    """[M] padded place of each packed token."""
-    mask: Tensor
-    """[R, 1, N, T] True where a query sees a position."""
+    """[tokens] padded place of each."""
+    slots: Tensor | None
+    """[2R] as `SlotCache.read` takes them; None if the rows have nothing cached before."""
+    attended: int
+    mask: Tensor | None
+    """[R, 1, N, T] 0 where a query sees a position, else -inf; None: causal among the new."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The rows' last tokens, which alone go on behind the last layer's keys and values."""
+
+    index: Tensor
+    """[R] packed index of each."""
+    cos: Tensor
+    sin: Tensor
+    queries: _Singles
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +105,10 @@ class _Plan:
     cos: Tensor
     sin: Tensor
     write: Tensor
-    attended: int
     singles: _Singles | None
-    several: _Several | None
-    last: Tensor | None
-    """[R] packed index of each row's last token; None if every row has one token."""
+    several: list[_Several]
+    last: _Last | None
+    """None if every row has one token."""
 
 
 class SlimNetwork:
@@ -105,6 +123,7 @@ class SlimNetwork:
         self._kv_heads: int = config.num_key_value_heads
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps: float = config.rms_norm_eps
+        self._all_heads = self._heads + 2 * self._kv_heads
         self._scale = self._head_dim**-0.5
         self._head_name = (
             "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
@@ -178,72 +197,96 @@ class SlimNetwork:
         plan = self._plan(batch)
         x = F.embedding(plan.tokens, self._embed)
         for index, layer in enumerate(self._layers):
-            attended = self._attention(index, layer, self._rms(x, layer.norm_in), plan)
+            normed = self._rms(x, layer.norm_in)
+            if plan.last is not None and index == self._layers_count - 1:
+                attended = self._attend_last(index, layer, normed, plan)
+                x = x.index_select(0, plan.last.index)
+            else:
+                attended = self._attend(index, layer, normed, plan)
             x = _add_linear(x, attended, layer.out, layer.out_bias)
             gate_up = F.linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
             x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
-        if plan.last is not None:
-            x = x.index_select(0, plan.last)
         return F.linear(self._rms(x, self._norm), self._head, self._head_bias).float()
 
-    def _attention(self, index: int, layer: _Layer, x: Tensor, plan: _Plan) -> Tensor:
+    def _attend(self, index: int, layer: _Layer, x: Tensor, plan: _Plan) -> Tensor:
         """[M, hidden] -> [M, H·D]."""
-        heads = self._heads
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(
-            -1, heads + 2 * self._kv_heads, self._head_dim
-        )
-        if layer.q_norm is not None and layer.k_norm is not None:
-            rotated = heads + self._kv_heads
-            qkv[:, :heads] = self._rms(qkv[:, :heads], layer.q_norm)
-            qkv[:, heads:rotated] = self._rms(qkv[:, heads:rotated], layer.k_norm)
-        # The tables hold cos 1 and sin 0 for the value heads, so that one pass serves all heads.
-        qkv = torch.addcmul(qkv * plan.cos, qkv.roll(self._head_dim // 2, -1), plan.sin)
-        self.cache.write(index, plan.write, qkv[:, heads:].reshape(-1, self._head_dim))
-        queries = qkv[:, :heads]
+        qkv = self._rotated(layer, x, plan.cos, plan.sin, 0, self._all_heads)
+        self._write(index, qkv[:, self._heads :], plan)
         parts = []
         if plan.singles is not None:
-            parts.append(self._attend_singles(index, queries[: plan.singles.count], plan))
-            queries = queries[plan.singles.count :]
-        if plan.several is not None:
-            parts.append(self._attend_several(index, queries, plan))
+            end = plan.several[0].begin if plan.several else len(qkv)
+            parts.append(self._attend_singles(index, qkv[:end, : self._heads], plan.singles))
+        parts += [self._attend_several(index, qkv[r.begin : r.end], r) for r in plan.several]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_singles(self, index: int, queries: Tensor, plan: _Plan) -> Tensor:
+    def _attend_last(self, index: int, layer: _Layer, x: Tensor, plan: _Plan) -> Tensor:
+        """[M, hidden] -> [R, H·D]: keys and values of all tokens, queries of the last ones."""
+        last = plan.last
+        assert last is not None
+        heads = self._heads
+        keys_values = self._rotated(layer, x, plan.cos, plan.sin, heads, self._all_heads)
+        self._write(index, keys_values, plan)
+        x = x.index_select(0, last.index)
+        queries = self._rotated(layer, x, last.cos, last.sin, 0, heads)
+        return self._attend_singles(index, queries, last.queries)
+
+    def _rotated(
+        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, first: int, end: int
+    ) -> Tensor:
+        """[M, hidden] -> [M, end - first, D]: projections to some heads, normed and rotated.
+
+        The heads are the H query heads, the K key heads and the K value heads, in this order.
+        """
+        rows = slice(first * self._head_dim, end * self._head_dim)
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[rows]
+        states = F.linear(x, layer.qkv[rows], bias).view(-1, end - first, self._head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries = states[:, : max(self._heads - first, 0)]
+            keys = states[:, queries.shape[1] : self._heads + self._kv_heads - first]
+            queries.copy_(self._rms(queries, layer.q_norm))
+            keys.copy_(self._rms(keys, layer.k_norm))
+        # The tables hold cos 1 and sin 0 for the value heads, so that one pass serves all heads.
+        cos, sin = cos[:, first:end], sin[:, first:end]
+        return torch.addcmul(states * cos, states.roll(self._head_dim // 2, -1), sin)
+
+    def _write(self, index: int, keys_values: Tensor, plan: _Plan) -> None:
+        self.cache.write(index, plan.write, keys_values.reshape(-1, self._head_dim))
+
+    def _attend_singles(self, index: int, queries: Tensor, rows: _Singles) -> Tensor:
         """[rows, H, D] -> [rows, H·D]: the G query heads of a group are the rows of a product."""
-        rows = plan.singles
-        assert rows is not None
         if rows.index is not None:
             scattered = queries.new_zeros(rows.slots, *queries.shape[1:])
             queries = scattered.index_copy_(0, rows.index, queries)
         grouped = queries.reshape(
             rows.slots * self._kv_heads, self._heads // self._kv_heads, self._head_dim
         )
-        keys, values = self.cache.layers[index][:, : rows.slots, :, : plan.attended].flatten(1, 2)
+        keys, values = self.cache.layers[index][:, : rows.slots, :, : rows.attended].flatten(1, 2)
         scores = torch.baddbmm(rows.mask, grouped, keys.transpose(1, 2), alpha=self._scale)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
         mixed = torch.bmm(weights, values).view(rows.slots, -1)
         return mixed if rows.index is None else mixed.index_select(0, rows.index)
 
-    def _attend_several(self, index: int, queries: Tensor, plan: _Plan) -> Tensor:
-        """[M, H, D] -> [M, H·D]: rows padded to the longest, each seeing its own past."""
-        rows = plan.several
-        assert rows is not None
+    def _attend_several(self, index: int, qkv: Tensor, rows: _Several) -> Tensor:
+        """[tokens, H+2K, D] -> [tokens, H·D]: rows padded to the longest, each seeing its past."""
         if rows.pad is not None:
-            queries = queries.index_select(0, rows.pad)
-        count, longest = rows.mask.shape[0], rows.mask.shape[2]
-        padded = queries.view(count, longest, self._heads, self._head_dim).transpose(1, 2)
-        store = self.cache.layers[index][:, :, :, : plan.attended]
-        keys, values = store.index_select(1, rows.slots)
+            qkv = qkv.flatten(1).index_select(0, rows.pad)
+        padded = qkv.view(rows.rows, -1, self._all_heads, self._head_dim).transpose(1, 2)
+        queries, keys, values = torch.split(
+            padded, [self._heads, self._kv_heads, self._kv_heads], 1
+        )
+        if rows.slots is not None:
+            keys, values = self.cache.read(index, rows.slots, rows.attended)
         mixed = F.scaled_dot_product_attention(
-            padded,
+            queries,
             keys,
             values,
             attn_mask=rows.mask,
+            is_causal=rows.mask is None,
             scale=self._scale,
             enable_gqa=self._heads != self._kv_heads,
         )
-        packed = mixed.transpose(1, 2).reshape(count * longest, -1)
+        packed = mixed.transpose(1, 2).reshape(-1, self._heads * self._head_dim)
         return packed if rows.unpad is None else packed.index_select(0, rows.unpad)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -253,63 +296,106 @@ class SlimNetwork:
         return (wide * scale).to(x.dtype).mul_(weight)
 
     def _plan(self, batch: Batch) -> _Plan:
-        rows = len(batch.slots)
         filled = batch.cached + batch.counts
         self.cache.reserve(int(filled.max()))
-        attended = min(
-            -(-int(filled.max()) // _ATTEND_BUCKET) * _ATTEND_BUCKET, self.cache.positions
-        )
-        all_single = batch.singles == rows
-        if all_single:
+        singles = batch.singles
+        last = None
+        if singles == len(batch.slots):
             slots, at = batch.slots, batch.cached
         else:
             slots = np.repeat(batch.slots, batch.counts)
             first = np.cumsum(batch.counts) - batch.counts
             at = np.arange(len(batch.tokens)) + np.repeat(batch.cached - first, batch.counts)
+            ends = self._tensor(filled - 1)
+            last = _Last(
+                index=self._tensor(first + batch.counts - 1),
+                cos=self._cos.index_select(0, ends),
+                sin=self._sin.index_select(0, ends),
+                queries=self._plan_singles(batch.slots, filled),
+            )
         positions = self._tensor(at)
         return _Plan(
             tokens=self._tensor(batch.tokens),
             cos=self._cos.index_select(0, positions),
             sin=self._sin.index_select(0, positions),
             write=self._tensor(self.cache.rows(slots, at)),
-            attended=attended,
-            singles=self._plan_singles(batch, attended) if batch.singles else None,
-            several=None if all_single else self._plan_several(batch, attended),
-            last=None if all_single else self._tensor(np.cumsum(batch.counts) - 1),
+            singles=self._plan_singles(batch.slots[:singles], filled[:singles])
+            if singles
+            else None,
+            several=self._plan_several(batch),
+            last=last,
         )
 
-    def _plan_singles(self, batch: Batch, attended: int) -> _Singles:
-        slots = batch.slots[: batch.singles]
-        used = int(slots[-1]) + 1
+    def _plan_singles(self, slots: NDArray[np.int64], filled: NDArray[np.int64]) -> _Singles:
+        used = int(slots.max()) + 1
         # Slots without a row see position 0 alone: finite, and read by nobody.
         seen = np.zeros(used, dtype=np.int64)
-        seen[slots] = batch.cached[: batch.singles]
-        mask = np.where(np.arange(attended) <= seen[:, None], 0.0, -np.inf).astype(np.float32)
+        seen[slots] = filled - 1
+        attended = self._attended(filled)
         groups = self._heads // self._kv_heads
-        expanded = self._tensor(mask).to(self._embed.dtype)[:, None, None]
+        mask = self._mask(seen[:, None], attended)[:, None, None]
+        in_order = used == len(slots) and bool((slots[1:] > slots[:-1]).all())
         return _Singles(
-            count=batch.singles,
             slots=used,
-            index=None if used == batch.singles else self._tensor(slots),
-            mask=expanded.expand(-1, self._kv_heads, groups, -1).reshape(-1, groups, attended),
+            index=None if in_order else self._tensor(slots),
+            attended=attended,
+            mask=mask.expand(-1, self._kv_heads, groups, -1).reshape(-1, groups, attended),
         )
 
-    def _plan_several(self, batch: Batch, attended: int) -> _Several:
-        slots = batch.slots[batch.singles :]
-        cached = batch.cached[batch.singles :]
-        counts = batch.counts[batch.singles :]
+    def _plan_several(self, batch: Batch) -> list[_Several]:
+        if batch.singles == len(batch.slots):
+            return []
+        kind = kinds(batch.cached, batch.counts)
+        cuts = np.flatnonzero(kind[1:] != kind[:-1]) + 1
+        bounds = [0, *cuts.tolist(), len(kind)]
+        ends = np.concatenate(([0], np.cumsum(batch.counts)))
+        return [
+            self._plan_kind(
+                batch.slots[a:b], batch.cached[a:b], batch.counts[a:b], int(ends[a]), int(ends[b])
+            )
+            for a, b in pairwise(bounds)
+            if kind[a]
+        ]
+
+    def _plan_kind(
+        self,
+        slots: NDArray[np.int64],
+        cached: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        begin: int,
+        end: int,
+    ) -> _Several:
         longest = int(counts.max())
-        ragged = len(slots) * longest != int(counts.sum())
         place = np.arange(longest)
         # Padded queries repeat the row's last token, so that they too see something finite.
         within = np.minimum(place, counts[:, None] - 1)
-        starts = np.cumsum(counts) - counts
-        visible = np.arange(attended) <= (cached[:, None] + within)[:, :, None]
+        ragged = len(slots) * longest != end - begin
+        fresh = not cached.any()
+        attended = self._attended(cached + counts)
+        starts = (np.cumsum(counts) - counts)[:, None]
+        seen = (cached[:, None] + within)[:, :, None]
+        both = np.concatenate((slots, slots + self.cache.slots))
         return _Several(
-            slots=self._tensor(slots),
-            pad=self._tensor((starts[:, None] + within).reshape(-1)) if ragged else None,
+            begin=begin,
+            end=end,
+            rows=len(slots),
+            pad=self._tensor((starts + within).reshape(-1)) if ragged else None,
             unpad=self._tensor(np.flatnonzero(place < counts[:, None])) if ragged else None,
-            mask=self._tensor(visible)[:, None],
+            slots=None if fresh else self._tensor(both),
+            attended=attended,
+            mask=None if fresh else self._mask(seen, attended)[:, None],
+        )
+
+    def _attended(self, filled: NDArray[np.int64]) -> int:
+        """Positions to attend to: the longest row's, rounded up to a bucket."""
+        needed = -(-int(filled.max()) // _ATTEND_BUCKET) * _ATTEND_BUCKET
+        return min(needed, self.cache.positions)
+
+    def _mask(self, seen: NDArray[np.int64], attended: int) -> Tensor:
+        """[..., T] 0 up to and including the last position seen [..., 1], -inf behind it."""
+        hidden = self._tensor(np.arange(attended) > seen)
+        return torch.zeros(hidden.shape, dtype=self._embed.dtype, device=self._device).masked_fill_(
+            hidden, -torch.inf
         )
 
     def _rotary_tables(self, model: PreTrainedModel) -> tuple[Tensor, Tensor]:

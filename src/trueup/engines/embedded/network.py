@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """New tokens of some slots, rows in ascending order of their number."""
+    """New tokens of some slots, rows in ascending order of their `kinds`."""
 
     slots: NDArray[np.int64]
-    """[R] distinct cache slots; ascending among the rows with equally many new tokens."""
+    """[R] distinct cache slots; ascending among rows of one kind."""
     cached: NDArray[np.int64]
     """[R] positions of each slot that are valid in the cache; new tokens come behind them."""
     counts: NDArray[np.int64]
@@ -40,28 +40,39 @@ class Batch:
     @property
     def singles(self) -> int:
         """How many leading rows have exactly one new token."""
-        return int(np.searchsorted(self.counts, 1, side="right"))
+        return int(np.count_nonzero(self.counts == 1))
 
     def split(self, budget: int) -> Iterator[Batch]:
-        """Cut into batches of bounded work.
-
-        The rows with several tokens, padded to the longest of them, hold at most `budget` tokens; a
-        row that exceeds it alone is a batch of its own.
-        """
+        """Cut into batches of at most `budget` tokens; a longer row is one of its own."""
         ends = np.cumsum(self.counts)
         begin = 0
         while begin < len(self.slots):
-            several = max(begin, self.singles)
-            padded = (np.arange(several, len(self.slots)) - several + 1) * self.counts[several:]
-            fits = several + int(np.searchsorted(padded, budget, side="right"))
+            first = int(ends[begin] - self.counts[begin])
+            fits = int(np.searchsorted(ends, first + budget, side="right"))
             end = max(fits, begin + 1)
             yield Batch(
                 slots=self.slots[begin:end],
                 cached=self.cached[begin:end],
                 counts=self.counts[begin:end],
-                tokens=self.tokens[ends[begin] - self.counts[begin] : ends[end - 1]],
+                tokens=self.tokens[first : ends[end - 1]],
             )
             begin = end
+
+
+def kinds(cached: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[R] 0 for a row with one new token, else a class of rows worth padding to one size.
+
+    New tokens and sequence lengths within one class differ by less than a factor of two.
+    """
+    classes: NDArray[np.int64] = np.where(
+        counts == 1, 0, _doublings(counts) * 64 + _doublings(cached + counts)
+    )
+    return classes
+
+
+def _doublings(n: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Smallest k with 2^k >= n."""
+    return np.frexp(n - 1)[1].astype(np.int64)
 
 
 class Network(Protocol):

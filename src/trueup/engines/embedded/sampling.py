@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -36,9 +37,20 @@ def uniforms(key: tuple[int, ...], n: int) -> NDArray[np.float64]:
         n: How many; a longer draw starts with a shorter one.
     """
     packed = struct.pack(f"<{len(key)}q", *key)
-    counter_key = int.from_bytes(hashlib.blake2b(packed, digest_size=16).digest(), "little")
-    bits = np.asarray(np.random.Philox(key=counter_key).random_raw(n), dtype=np.uint64)
+    counter_key = np.frombuffer(hashlib.blake2b(packed, digest_size=16).digest(), dtype="<u8")
+    philox: Any = np.random.Philox
+    bits = np.asarray(philox(_Key(counter_key)).random_raw(n), dtype=np.uint64)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class _Key(ISeedSequence):
+    """Hands Philox its key, as `Philox(key=...)` does, which first draws unused system entropy."""
+
+    def __init__(self, key: NDArray[np.uint64]) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> NDArray[np.uint64]:
+        return self._key
 
 
 def sample(

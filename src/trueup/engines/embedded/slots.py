@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup.engines.embedded.network import Batch
+from trueup.engines.embedded.network import Batch, kinds
 from trueup.engines.embedded.sampling import uniforms
 from trueup.types import SamplingParams
 
@@ -77,7 +77,7 @@ class SlotTable:
         slots = np.flatnonzero(self.running)
         counts = (self.filled - self.cached)[slots]
         if counts.max() > 1:
-            order = np.argsort(counts, kind="stable")
+            order = np.argsort(kinds(self.cached[slots], counts), kind="stable")
             slots, counts = slots[order], counts[order]
             rows = np.repeat(slots, counts)
             firsts = np.cumsum(counts) - counts
