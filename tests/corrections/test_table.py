@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -99,3 +100,10 @@ def test_a_signed_filter_sees_the_advantages():
     )
     assert made.keep.tolist() == [True, False]
     assert torch.equal(made.advantages, torch.tensor([0.5, -0.5]))
+
+
+def test_the_concept_page_states_every_preset_and_formula():
+    page = (Path(__file__).parents[2] / "docs" / "concepts" / "corrections.md").read_text()
+    for name, preset in PRESETS.items():
+        assert f"| `{name}` | {preset.formula} |" in page
+        assert f"| {preset.scope} | {preset.source} |" in page

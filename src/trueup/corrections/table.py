@@ -81,10 +81,10 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 """Every preset by name."""
 
 _FUSED = (
-    "0 extra forwards with one optimiser step per step batch and denominator 'all', "
-    "otherwise 1 per token (log π_old before the first step)"
+    "1 forward per token for log π_old; it may be the update's own with one optimiser step per "
+    "step batch and denominator 'all'"
 )
-_SCORED_FIRST = "1 extra forward per token (log π_old of the step batch before the first step)"
+_SCORED_FIRST = "1 forward per token for log π_old of the whole step batch, before the update's own"
 _PRICE: Mapping[Scope, str] = {
     "token": _FUSED,
     "sequence": _FUSED,
