@@ -3,37 +3,32 @@
 The same arithmetic as the transformers modules of these types, without their per-call overhead:
 RMS norm, rotary positions, grouped-query attention (optional query-key norm and biases), SwiGLU,
 tied or untied head. Linear layers run on the packed tokens of the ragged batch, so padding costs
-nothing there; attention runs on two groups of rows, those with one new token (batched products over
-the cache itself) and those with several (padded among themselves).
+nothing there; only the last layer's keys and values are computed for tokens that nobody samples
+behind.
 
-R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dimension, T: positions
-attended, N: most new tokens of a row.
+R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dimension.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  the name of the field
 from torch import Tensor
 
 from trueup.engines.embedded.cache import SlotCache
-from trueup.engines.embedded.network import Batch, kinds
+from trueup.engines.embedded.network import Batch
 from trueup.engines.embedded.parameters import Parameters
+from trueup.engines.embedded.plan import Plan, Planner, Several, Singles
+from trueup.engines.embedded.rotary import tables, tabulated
 from trueup.models.load import state_tensors
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
 _MODEL_TYPES = ("llama", "qwen2", "qwen3")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose angles depend on the position alone, so that one table serves all lengths."""
-_ATTEND_BUCKET = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,63 +49,6 @@ class _Layer:
     down_bias: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Singles:
-    """Attention of rows with one query each, over slots 0 ... n-1 of the cache."""
-
-    slots: int
-    """n"""
-    index: Tensor | None
-    """[rows] slot of each row; None if the rows are exactly the slots in order."""
-    attended: int
-    mask: Tensor
-    """[n·K, G, T] 0 or -inf."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Several:
-    """Attention of rows with several new tokens, all of one kind."""
-
-    begin: int
-    end: int
-    """Their packed tokens."""
-    rows: int
-    pad: Tensor | None
-    """[R·N] token, counted from `begin`, at each padded place; None if all rows bring N tokens."""
-    unpad: Tensor | None
-    """[tokens] padded place of each."""
-    slots: Tensor | None
-    """[2R] as `SlotCache.read` takes them; None if the rows have nothing cached before."""
-    attended: int
-    mask: Tensor | None
-    """[R, 1, N, T] 0 where a query sees a position, else -inf; None: causal among the new."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """The rows' last tokens, which alone go on behind the last layer's keys and values."""
-
-    index: Tensor
-    """[R] packed index of each."""
-    cos: Tensor
-    sin: Tensor
-    queries: _Singles
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Everything about a batch that all layers share."""
-
-    tokens: Tensor
-    cos: Tensor
-    sin: Tensor
-    write: Tensor
-    singles: _Singles | None
-    several: list[_Several]
-    last: _Last | None
-    """None if every row has one token."""
-
-
 class SlimNetwork:
     """The slim forward; see `network.Network`."""
 
@@ -128,28 +66,38 @@ class SlimNetwork:
         self._head_name = (
             "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
         )
-        self._device = device
         self.fused = [group for group in self._groups() if all(name in names for name in group)]
         self.cache = SlotCache(
             layers=self._layers_count,
             slots=slots,
             heads=self._kv_heads,
             head_dim=self._head_dim,
-            dtype=names["model.embed_tokens.weight"].dtype,
+            dtype=model.dtype,
             device=device,
         )
-        self._cos, self._sin = self._rotary_tables(model)
+        cos, sin = tables(
+            model,
+            rotated=self._heads + self._kv_heads,
+            plain=self._kv_heads,
+            head_dim=self._head_dim,
+        )
+        self._planner = Planner(
+            self.cache,
+            cos.to(device),
+            sin.to(device),
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            dtype=model.dtype,
+        )
         self._layers: list[_Layer] = []
 
     @staticmethod
     def serves(config: Any) -> bool:
         """Whether this forward computes exactly what the architecture means."""
-        rope = getattr(config, "rope_parameters", None) or {}
         layer_types = getattr(config, "layer_types", None) or ["full_attention"]
         return (
             config.model_type in _MODEL_TYPES
-            and rope.get("rope_type", "default") in _ROPE_TYPES
-            and rope.get("partial_rotary_factor", 1.0) == 1.0
+            and tabulated(config)
             and config.hidden_act == "silu"
             and set(layer_types) == {"full_attention"}
         )
@@ -194,7 +142,7 @@ class SlimNetwork:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """See `network.Network.forward`."""
-        plan = self._plan(batch)
+        plan = self._planner.plan(batch)
         x = F.embedding(plan.tokens, self._embed)
         for index, layer in enumerate(self._layers):
             normed = self._rms(x, layer.norm_in)
@@ -209,7 +157,7 @@ class SlimNetwork:
             x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
         return F.linear(self._rms(x, self._norm), self._head, self._head_bias).float()
 
-    def _attend(self, index: int, layer: _Layer, x: Tensor, plan: _Plan) -> Tensor:
+    def _attend(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
         """[M, hidden] -> [M, H·D]."""
         qkv = self._rotated(layer, x, plan.cos, plan.sin, 0, self._all_heads)
         self._write(index, qkv[:, self._heads :], plan)
@@ -220,7 +168,7 @@ class SlimNetwork:
         parts += [self._attend_several(index, qkv[r.begin : r.end], r) for r in plan.several]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_last(self, index: int, layer: _Layer, x: Tensor, plan: _Plan) -> Tensor:
+    def _attend_last(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
         """[M, hidden] -> [R, H·D]: keys and values of all tokens, queries of the last ones."""
         last = plan.last
         assert last is not None
@@ -250,10 +198,10 @@ class SlimNetwork:
         cos, sin = cos[:, first:end], sin[:, first:end]
         return torch.addcmul(states * cos, states.roll(self._head_dim // 2, -1), sin)
 
-    def _write(self, index: int, keys_values: Tensor, plan: _Plan) -> None:
+    def _write(self, index: int, keys_values: Tensor, plan: Plan) -> None:
         self.cache.write(index, plan.write, keys_values.reshape(-1, self._head_dim))
 
-    def _attend_singles(self, index: int, queries: Tensor, rows: _Singles) -> Tensor:
+    def _attend_singles(self, index: int, queries: Tensor, rows: Singles) -> Tensor:
         """[rows, H, D] -> [rows, H·D]: the G query heads of a group are the rows of a product."""
         if rows.index is not None:
             scattered = queries.new_zeros(rows.slots, *queries.shape[1:])
@@ -267,7 +215,7 @@ class SlimNetwork:
         mixed = torch.bmm(weights, values).view(rows.slots, -1)
         return mixed if rows.index is None else mixed.index_select(0, rows.index)
 
-    def _attend_several(self, index: int, qkv: Tensor, rows: _Several) -> Tensor:
+    def _attend_several(self, index: int, qkv: Tensor, rows: Several) -> Tensor:
         """[tokens, H+2K, D] -> [tokens, H·D]: rows padded to the longest, each seeing its past."""
         if rows.pad is not None:
             qkv = qkv.flatten(1).index_select(0, rows.pad)
@@ -295,131 +243,6 @@ class SlimNetwork:
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self._eps))
         return (wide * scale).to(x.dtype).mul_(weight)
 
-    def _plan(self, batch: Batch) -> _Plan:
-        filled = batch.cached + batch.counts
-        self.cache.reserve(int(filled.max()))
-        singles = batch.singles
-        last = None
-        if singles == len(batch.slots):
-            slots, at = batch.slots, batch.cached
-        else:
-            slots = np.repeat(batch.slots, batch.counts)
-            first = np.cumsum(batch.counts) - batch.counts
-            at = np.arange(len(batch.tokens)) + np.repeat(batch.cached - first, batch.counts)
-            ends = self._tensor(filled - 1)
-            last = _Last(
-                index=self._tensor(first + batch.counts - 1),
-                cos=self._cos.index_select(0, ends),
-                sin=self._sin.index_select(0, ends),
-                queries=self._plan_singles(batch.slots, filled),
-            )
-        positions = self._tensor(at)
-        return _Plan(
-            tokens=self._tensor(batch.tokens),
-            cos=self._cos.index_select(0, positions),
-            sin=self._sin.index_select(0, positions),
-            write=self._tensor(self.cache.rows(slots, at)),
-            singles=self._plan_singles(batch.slots[:singles], filled[:singles])
-            if singles
-            else None,
-            several=self._plan_several(batch),
-            last=last,
-        )
-
-    def _plan_singles(self, slots: NDArray[np.int64], filled: NDArray[np.int64]) -> _Singles:
-        used = int(slots.max()) + 1
-        # Slots without a row see position 0 alone: finite, and read by nobody.
-        seen = np.zeros(used, dtype=np.int64)
-        seen[slots] = filled - 1
-        attended = self._attended(filled)
-        groups = self._heads // self._kv_heads
-        mask = self._mask(seen[:, None], attended)[:, None, None]
-        in_order = used == len(slots) and bool((slots[1:] > slots[:-1]).all())
-        return _Singles(
-            slots=used,
-            index=None if in_order else self._tensor(slots),
-            attended=attended,
-            mask=mask.expand(-1, self._kv_heads, groups, -1).reshape(-1, groups, attended),
-        )
-
-    def _plan_several(self, batch: Batch) -> list[_Several]:
-        if batch.singles == len(batch.slots):
-            return []
-        kind = kinds(batch.cached, batch.counts)
-        cuts = np.flatnonzero(kind[1:] != kind[:-1]) + 1
-        bounds = [0, *cuts.tolist(), len(kind)]
-        ends = np.concatenate(([0], np.cumsum(batch.counts)))
-        return [
-            self._plan_kind(
-                batch.slots[a:b], batch.cached[a:b], batch.counts[a:b], int(ends[a]), int(ends[b])
-            )
-            for a, b in pairwise(bounds)
-            if kind[a]
-        ]
-
-    def _plan_kind(
-        self,
-        slots: NDArray[np.int64],
-        cached: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        begin: int,
-        end: int,
-    ) -> _Several:
-        longest = int(counts.max())
-        place = np.arange(longest)
-        # Padded queries repeat the row's last token, so that they too see something finite.
-        within = np.minimum(place, counts[:, None] - 1)
-        ragged = len(slots) * longest != end - begin
-        fresh = not cached.any()
-        attended = self._attended(cached + counts)
-        starts = (np.cumsum(counts) - counts)[:, None]
-        seen = (cached[:, None] + within)[:, :, None]
-        both = np.concatenate((slots, slots + self.cache.slots))
-        return _Several(
-            begin=begin,
-            end=end,
-            rows=len(slots),
-            pad=self._tensor((starts + within).reshape(-1)) if ragged else None,
-            unpad=self._tensor(np.flatnonzero(place < counts[:, None])) if ragged else None,
-            slots=None if fresh else self._tensor(both),
-            attended=attended,
-            mask=None if fresh else self._mask(seen, attended)[:, None],
-        )
-
-    def _attended(self, filled: NDArray[np.int64]) -> int:
-        """Positions to attend to: the longest row's, rounded up to a bucket."""
-        needed = -(-int(filled.max()) // _ATTEND_BUCKET) * _ATTEND_BUCKET
-        return min(needed, self.cache.positions)
-
-    def _mask(self, seen: NDArray[np.int64], attended: int) -> Tensor:
-        """[..., T] 0 up to and including the last position seen [..., 1], -inf behind it."""
-        hidden = self._tensor(np.arange(attended) > seen)
-        return torch.zeros(hidden.shape, dtype=self._embed.dtype, device=self._device).masked_fill_(
-            hidden, -torch.inf
-        )
-
-    def _rotary_tables(self, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-        """[positions, H+2K, D] tables for x·cos + roll(x)·sin, from the module's own angles.
-
-        rotate_half(x) = (-x2, x1) and roll(x, D/2) = (x2, x1): the sign moves into the sine.
-        """
-        module: Any = model
-        config: Any = model.config
-        positions = torch.arange(config.max_position_embeddings)[None]
-        dtype = next(iter(state_tensors(model).values())).dtype
-        with torch.inference_mode():
-            cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=dtype), positions)
-        half = self._head_dim // 2
-        sign = torch.ones(self._head_dim, dtype=dtype)
-        sign[:half] = -1
-        rotated = self._heads + self._kv_heads
-        tables = []
-        for table, neutral in ((cos[0], 1.0), (sin[0] * sign, 0.0)):
-            whole = table.new_full((len(table), rotated + self._kv_heads, self._head_dim), neutral)
-            whole[:, :rotated] = table[:, None]
-            tables.append(whole.to(self._device))
-        return tables[0], tables[1]
-
     def _groups(self) -> list[tuple[str, ...]]:
         groups = []
         for index in range(self._layers_count):
@@ -428,9 +251,6 @@ class SlimNetwork:
                 groups.append(tuple(f"{block}.self_attn.{p}_proj.{kind}" for p in "qkv"))
                 groups.append(tuple(f"{block}.mlp.{p}_proj.{kind}" for p in ("gate", "up")))
         return groups
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 def _add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
