@@ -75,6 +75,10 @@ class Environment(Protocol):
         """Tasks of `train` or `heldout`, in a fixed order."""
         ...
 
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that it says or accepts; empty where any text may occur."""
+        ...
+
     def make(self, task: Task, *, seed: int) -> Env:
         """A fresh attempt at a task; equal seeds give equal worlds."""
         ...

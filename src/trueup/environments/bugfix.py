@@ -72,6 +72,14 @@ class BugfixEnvironment:
             raise ConfigError(field="split", rule="train or heldout", value=split)
         return tuple(task for task in self._bugs if task.split == split)
 
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that it says or accepts."""
+        return vocabulary()
+
+    def actions(self) -> tuple[str, ...]:
+        """Every patch that the agent can try."""
+        return tuple(f"{PATCH} {operator}" for operator in OPERATORS)
+
     def make(self, task: Task, *, seed: int) -> BugfixEnv:
         """A fresh attempt; a task reads the same for every seed."""
         return BugfixEnv(self, self._bug(task))

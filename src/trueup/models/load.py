@@ -8,7 +8,7 @@ parameter present, of the right shape).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,11 @@ def load_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> PreTra
 
 
 def save_model(
-    model: PreTrainedModel, directory: Path, *, tokenizer_files_from: Path | None = None
+    model: PreTrainedModel,
+    directory: Path,
+    *,
+    tokenizer_files_from: Path | None = None,
+    also: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a model as a Hugging Face directory: beside it, verified by a manifest, then renamed.
 
@@ -60,6 +64,7 @@ def save_model(
         model: What to write.
         directory: Where; replaced if it exists.
         tokenizer_files_from: Directory whose tokenizer and roles to copy.
+        also: Writes further files into the directory before it is sealed.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -71,6 +76,8 @@ def save_model(
             source = Path(str(tokenizer_files_from)) / name
             if source.exists():
                 shutil.copyfile(source, work / name)
+        if also is not None:
+            also(work)
 
 
 def state_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -44,10 +44,11 @@ class Learner:
         store: Where the tokens are.
         publish: Makes a version's tensors available to engines.
         retire: Frees every published version below one.
+        close: Frees everything published.
         tokenizer_files_from: Directory whose tokenizer goes into checkpoints.
     """
 
-    exposed = ("publish", "update", "record", "checkpoint", "retire")
+    exposed = ("publish", "update", "record", "checkpoint", "retire", "close")
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Learner:
         *,
         publish: Publish,
         retire: Callable[[int], None],
+        close: Callable[[], None],
         tokenizer_files_from: Path,
     ) -> None:
         """Nothing is published yet."""
@@ -67,6 +69,7 @@ class Learner:
         self._store = store
         self._publish = publish
         self._retire = retire
+        self._close = close
         self._tokenizer = tokenizer_files_from
 
     async def publish(self) -> WeightManifest:
@@ -76,6 +79,10 @@ class Learner:
     async def retire(self, version: int) -> None:
         """No engine needs a version below this one any more."""
         self._retire(version)
+
+    async def close(self) -> None:
+        """Free what is published; engines have what they serve."""
+        self._close()
 
     async def update(
         self, step: int, consumed: Sequence[Consumed], discarded: Sequence[Discarded]

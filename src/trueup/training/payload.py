@@ -6,20 +6,23 @@ run directory until the step that consumes them commits.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from trueup.errors import DataError
 from trueup.training.codec import pack, unpack
 from trueup.types import Episode, EpisodeRef
 
+_FOLDER = "payload"
+
 
 class PayloadStore:
     """One file per episode in a directory of its own."""
 
-    def __init__(self, directory: Path) -> None:
-        """The directory is made if it is missing."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
+    def __init__(self, run: Path) -> None:
+        """A folder in the run's directory, made if it is missing."""
+        self._directory = run / _FOLDER
+        self._directory.mkdir(exist_ok=True)
 
     def put(self, episode: Episode) -> EpisodeRef:
         """Store an episode; what the controller needs to know of it comes back."""
@@ -49,6 +52,11 @@ class PayloadStore:
 
     def _path(self, episode: str) -> Path:
         return self._directory / f"{episode}.msgpack"
+
+
+def clear(run: Path) -> None:
+    """Remove what a run that ended left in its store."""
+    shutil.rmtree(run / _FOLDER, ignore_errors=True)
 
 
 def ref_of(episode: Episode) -> EpisodeRef:

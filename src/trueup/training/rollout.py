@@ -12,7 +12,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from trueup.engines.base import Engine
@@ -32,7 +31,6 @@ from trueup.types import (
     SamplingParams,
     Segment,
     Span,
-    Task,
     Turn,
 )
 
@@ -46,7 +44,10 @@ _FAILURES: dict[type[TrueupError], FailureKind] = {
 class World(Protocol):
     """An environment's attempt, driven asynchronously with deadlines."""
 
-    sandbox: str
+    @property
+    def sandbox(self) -> str:
+        """Backend that isolates the code it runs."""
+        ...
 
     async def start(self) -> str:
         """Text of the task."""
@@ -68,7 +69,10 @@ class World(Protocol):
 class Dialogue(Protocol):
     """Text to token ids and back."""
 
-    stop_ids: tuple[int, ...]
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an action."""
+        ...
 
     def start(self, text: str) -> array[int]:
         """Ids of the task, up to where the agent speaks."""
@@ -88,7 +92,7 @@ class Rollout:
 
     Args:
         engines: By the index that the schedule uses.
-        make_world: A fresh attempt at a task for a key.
+        make_world: A fresh attempt at the task of an episode.
         dialogue: Renders text.
         store: Keeps the tokens of finished episodes.
         max_turns: Turns after which an episode is graded as it stands.
@@ -101,7 +105,7 @@ class Rollout:
     def __init__(
         self,
         engines: list[Engine],
-        make_world: Callable[[Task, tuple[int, ...]], World],
+        make_world: Callable[[EpisodeSpec], World],
         dialogue: Dialogue,
         store: PayloadStore,
         *,
@@ -122,7 +126,7 @@ class Rollout:
     async def run(self, spec: EpisodeSpec) -> EpisodeRef:
         """Run an attempt to its end; it never raises for a failure of engine or environment."""
         self._running[spec.id] = spec.engine
-        world = self._make_world(spec.task, spec.key)
+        world = self._make_world(spec)
         record = _Record(spec, self._dialogue, self._now)
         try:
             status, reward, failure = await self._play(spec, world, record)
@@ -158,7 +162,7 @@ class Rollout:
             return EpisodeStatus.TURN_LIMIT, await world.finish(), None
         except (EngineFault, EnvironmentFault, GraderFault) as error:
             failure = Failure(
-                kind=_FAILURES[type(error)], reason=error.rule or error.kind, message=error.message
+                kind=_FAILURES[type(error)], reason=error.field or error.kind, message=error.message
             )
             return EpisodeStatus.FAILED, None, failure
 
@@ -285,9 +289,3 @@ def _joined(spans: list[Span]) -> tuple[Span, ...]:
         else:
             joined.append(span)
     return tuple(joined)
-
-
-def clean(directory: Path) -> None:
-    """Remove payload files that a killed run left behind."""
-    for path in directory.glob("*.msgpack"):
-        path.unlink()

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +29,10 @@ _CALL, _RESULT, _ERROR = 0, 1, 2
 class Service(Protocol):
     """An object whose coroutine methods others may call."""
 
-    exposed: tuple[str, ...]
-    """Names of the methods that may be called."""
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """Names of the methods that may be called."""
+        ...
 
 
 async def serve(path: Path, service: Service) -> asyncio.Server:
@@ -69,35 +73,46 @@ class Client:
     Args:
         name: What the peer is called in errors.
         alive: Says why the peer is gone, or "" while it lives.
+        fault: What calls raise when it is gone.
+        on_gone: Told once when it hangs up before `close`.
     """
 
-    def __init__(self, name: str, alive: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        alive: Callable[[], str] = lambda: "",
+        fault: type[Fault] = Fault,
+        on_gone: Callable[[Fault], None] = lambda fault: None,
+    ) -> None:
         """Not connected yet."""
         self.name = name
         self._alive = alive
+        self._fault = fault
+        self._on_gone = on_gone
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
         self._gone = ""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def connect(self, path: Path, *, timeout_s: float) -> None:
-        """Wait until the peer listens.
+    def wait_for(self, path: Path, timeout_s: float) -> None:
+        """Block until the peer listens.
 
         Raises:
             Fault: It died or did not listen in time.
         """
-        waited = 0.0
-        while True:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                reader, self._writer = await asyncio.open_unix_connection(str(path))
-                break
+        deadline = time.monotonic() + timeout_s
+        while not _listens(path):
             if why := self._alive():
                 raise Fault(f"{self.name} ended before it was ready: {why}", field=self.name)
-            if waited > timeout_s:
-                raise Fault(field=self.name, rule=f"ready within {timeout_s} s", value="silence")
-            await asyncio.sleep(0.05)
-            waited += 0.05
+            if time.monotonic() > deadline:
+                raise Fault(field=self.name, rule=f"ready within {timeout_s:g} s", value="silence")
+            time.sleep(0.02)
+
+    async def connect(self, path: Path) -> None:
+        """Connect to a peer that listens."""
+        reader, self._writer = await asyncio.open_unix_connection(str(path))
         self._reading = asyncio.create_task(self._read_answers(reader))
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -107,7 +122,7 @@ class Client:
             TrueupError: What the method raised, or a Fault when the peer is gone.
         """
         if self._writer is None or self._gone:
-            raise Fault(f"{self.name} is gone: {self._gone or 'closed'}", field=self.name)
+            raise self._fault(f"{self.name} is gone: {self._gone or 'closed'}", field=self.name)
         call = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
@@ -134,10 +149,21 @@ class Client:
                 else:
                     future.set_exception(from_dict(value))
         self._gone = self._alive() or "it hung up"
+        gone = self._fault(f"{self.name} is gone: {self._gone}", field=self.name)
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(Fault(f"{self.name} is gone: {self._gone}", field=self.name))
+                future.set_exception(gone)
         self._calls.clear()
+        self._on_gone(gone)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
 
 
 def _frame(message: Any) -> bytes:

@@ -1,0 +1,198 @@
+"""Where the parts of a run live on one machine: a process each, joined by sockets.
+
+On real time the rollout worker is a process too. On logical time it lives in the controller's
+process, because its order of events is what has to be repeatable, and the engines are paced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from trueup.config import Config, as_toml
+from trueup.engines.base import Engine
+from trueup.errors import EngineFault, Fault
+from trueup.records.directory import RunDirectory
+from trueup.training.actors import ActorSpec, rollout_of
+from trueup.training.clock import Clock
+from trueup.training.controller import LearnerPort, RolloutPort
+from trueup.training.remote import (
+    PacedEngine,
+    RemoteEngine,
+    RemoteLearner,
+    RemoteRollout,
+    run_blocking_on,
+)
+from trueup.training.wire import Client
+
+_READY_S = 120.0
+_CLOSE_S = 5.0
+
+
+class LocalRuntime:
+    """Starts the processes of a run and ends them.
+
+    Args:
+        config: The run.
+        run: Its directory; every process logs into it.
+        model: Policy to start from.
+        version: Version of that policy.
+        epoch: How often the engines of this run had been started before.
+        clock: Real or logical.
+        on_gone: Told when a process ends that should not.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        model: Path,
+        *,
+        version: int,
+        epoch: int,
+        clock: Clock,
+        on_gone: Callable[[Fault], None],
+    ) -> None:
+        """Nothing is started yet."""
+        self._config = config
+        self._run = run
+        self._model = model
+        self._version = version
+        self._epoch = epoch
+        self._clock = clock
+        self._on_gone = on_gone
+        self._sockets = Path(tempfile.mkdtemp(prefix="trueup-"))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: list[IO[bytes]] = []
+        self._clients: list[Client] = []
+        self._closing = False
+        self.engines: list[Engine] = []
+        self.rollout: RolloutPort
+        self.learner: LearnerPort
+
+    async def start(self) -> None:
+        """Start every process and wait until all answer.
+
+        Raises:
+            Fault: One ended before it was ready; its log is quoted.
+        """
+        names = [f"engine-{index}" for index in range(self._config.engine.count)]
+        self._launch("learner", "learner")
+        for index, name in enumerate(names):
+            self._launch("engine", name, index)
+        if not self._clock.logical:
+            self._launch("rollout", "rollout")
+        self.learner = RemoteLearner(await self._connect("learner", Fault), self._clock)
+        for name in names:
+            client = await self._connect(name, EngineFault)
+            paced = self._clock.logical
+            self.engines.append(PacedEngine(client, self._clock) if paced else RemoteEngine(client))
+        if self._clock.logical:
+            self.rollout = await rollout_of(
+                self._config, self._run, self._model, self.engines, run_blocking_on(self._clock)
+            )
+        else:
+            self.rollout = RemoteRollout(await self._connect("rollout", Fault))
+
+    async def close(self) -> None:
+        """End every process: politely, then by force."""
+        self._closing = True
+        for client in self._clients:
+            await client.close()
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        await self._clock.take(asyncio.to_thread(self._reap), 0)
+        for log in self._logs:
+            log.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _reap(self) -> None:
+        for process in self._processes.values():
+            try:
+                process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _launch(self, kind: str, name: str, index: int = 0) -> None:
+        spec = ActorSpec(
+            kind=kind,
+            name=name,
+            config=as_toml(self._config),
+            run=str(self._run.path),
+            sockets=str(self._sockets),
+            model=str(self._model),
+            index=index,
+            epoch=self._epoch,
+            version=self._version,
+            paced=self._clock.logical,
+        )
+        log = self._run.log(name).open("ab")
+        self._logs.append(log)
+        threads = {"engine": self._config.engine.threads, "learner": self._config.train.threads}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trueup.training.actors"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads.get(kind, 1)),
+                "TOKENIZERS_PARALLELISM": "false",
+                "HF_HUB_OFFLINE": "1",
+            },
+        )
+        assert process.stdin is not None
+        process.stdin.write(spec.line())
+        process.stdin.flush()
+        self._processes[name] = process
+
+    async def _connect(self, name: str, fault: type[Fault]) -> Client:
+        client = Client(
+            name, alive=lambda: self._why_gone(name), fault=fault, on_gone=self._hung_up
+        )
+        self._clients.append(client)
+        path = self._sockets / f"{name}.sock"
+        await self._clock.take(asyncio.to_thread(client.wait_for, path, _READY_S), 0)
+        await client.connect(path)
+        return client
+
+    def _hung_up(self, fault: Fault) -> None:
+        if not self._closing:
+            self._on_gone(fault)
+
+    def _why_gone(self, name: str) -> str:
+        """Exit status and last words of a process, or "" while it lives."""
+        status = self._processes[name].poll()
+        if status is None:
+            return ""
+        lines = self._run.log(name).read_text(errors="replace").strip().splitlines()
+        return f"exit status {status}; {lines[-1] if lines else 'it said nothing'}"
+
+
+def base_model(config: Config) -> Path:
+    """The policy that a run starts from; the base of TinyAgent is made in a process of its own.
+
+    Raises:
+        Fault: That process failed.
+    """
+    if config.model.path != "tiny-agent":
+        return Path(config.model.path)
+    result = subprocess.run(
+        [sys.executable, "-m", "trueup.training.base_policy"],
+        input=as_toml(config).encode(),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    if result.returncode:
+        raise Fault(f"the base policy could not be made: {result.stderr.decode()}", field="model")
+    return Path(result.stdout.decode().strip())
