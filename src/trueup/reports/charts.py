@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from trueup.reports.figure_types import Bars, Figure, Lines, Rule, Series
@@ -88,7 +89,7 @@ def _series(series: Series, x: Scale, y: Scale) -> list[str]:
     if low is not None and high is not None:
         pairs = zip(runs(series["x"], low), runs(series["x"], high), strict=True)
         parts += [_band(under, over, x, y) for under, over in pairs]
-    for piece in runs(series["x"], series["y"]):
+    for piece in runs(series["x"], series["y"], above=0.0 if y.log else -math.inf):
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in piece)
         parts.append(element("polyline", class_=series["mark"], points=path))
         for a, b in piece:

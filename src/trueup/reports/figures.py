@@ -15,7 +15,7 @@ from trueup.reports import timing
 from trueup.reports.figure_types import Axis, Bars, Figure, Lines, Rule, Series
 from trueup.reports.history import Step
 from trueup.reports.run import Records
-from trueup.reports.summary import Summary
+from trueup.reports.summary import Summary, evaluations_of
 from trueup.reports.timeline import timeline
 from trueup.reports.tokens import BIN, LAST_BIN, StepTokens
 
@@ -39,7 +39,7 @@ def reward(records: Records) -> Lines:
     """Does the agent learn, and does it carry over to tasks it never saw?"""
     steps = records.history.steps
     means = [_reward(step) for step in steps]
-    evaluations = records.events("eval")
+    evaluations = evaluations_of(records.history)
     passed = [(e.payload.get("passed"), e.payload.get("episodes")) for e in evaluations]
     intervals = [wilson(p, n) if p is not None and n else (None, None) for p, n in passed]
     train: Series = {
@@ -131,7 +131,7 @@ def weights(tokens: Sequence[StepTokens]) -> Bars:
         "the right end is the cap, one at 0 are rejected tokens." + overflow,
         "x": {"label": "weight", "scale": "linear"},
         "y": {"label": "tokens", "scale": "log", "low": 1.0},
-        "edges": [i * BIN for i in range(last + 2)],
+        "edges": [(i - 0.5) * BIN for i in range(last + 2)],
         "series": [{"name": "tokens", "values": values}],
         "rules": [{"value": 1.0, "label": "no correction"}],
     }
@@ -141,13 +141,13 @@ def staleness(records: Records, summary: Summary) -> Bars:
     """How old were the tokens that were trained, and did the bound hold?"""
     lag_tokens = summary.lag_tokens
     bound = None if records.config is None else records.config.staleness_bound
-    last = max([*lag_tokens, bound or 0])
+    last = max([*lag_tokens, 0 if bound is None else bound + 1])
     rules: list[Rule] = [] if bound is None else [{"value": bound + 0.5, "label": f"bound {bound}"}]
     return {
         "kind": "bars",
         "id": "staleness",
         "title": "Staleness",
-        "caption": "Trained tokens by lag: the trainer's version when their step starts minus the "
+        "caption": "Consumed tokens by lag: the trainer's version when their step starts minus the "
         "version that sampled them. Nothing may lie right of the bound unless the policy "
         "of consumption accepts it.",
         "x": {"label": "lag in versions", "scale": "linear", "integer": True},
@@ -204,14 +204,14 @@ def throughput(records: Records) -> Lines:
         by_session[step.session].append(step)
     for session in by_session.values():
         for before, after in pairwise(session):
-            seconds = after.t_commit - before.t_commit
+            seconds = after.t_end - before.t_end
             steps.append(float(after.step))
             rates.append(len(after.trained) / seconds if seconds > 0 else None)
     return _lines(
         "throughput",
         "Throughput",
-        "Trained episodes per second between two commits. Dips are steps that waited for their "
-        "longest episodes, or an evaluation in between.",
+        "Trained episodes per second from one step's end to the next's. Dips are steps that "
+        "waited for their longest episodes, or an evaluation in between.",
         {"label": "episodes per second", "scale": "linear", "low": 0.0},
         [_line("episodes per second", steps, rates)],
     )

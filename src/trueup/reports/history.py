@@ -1,13 +1,13 @@
 """What the events of a run add up to: attempts, and the steps that survived.
 
-A resume rolls the trainer back to a checkpoint: steps committed beyond its version are void, and
-what they consumed counts no more. Monotonic times compare within one session only (a resumed run
+A resume rolls the trainer back to a checkpoint: the steps after it are void, and what they consumed
+counts no more. Monotonic times compare within one session only (a resumed run
 may have another clock), so time is added up session by session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,19 +48,25 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """A step batch that was consumed and survived."""
+    """A step batch that was consumed and not rolled back."""
 
     step: int
     version: int
     """Trainer's version when the step started."""
-    trained: list[Attempt]
-    """Episodes of the commit."""
+    consumed: list[Attempt]
+    """Episodes of its groups."""
     arrived: list[Attempt]
-    """Those, and the graded ones dropped for lack of contrast since the step before."""
+    """Those, and the ones refunded for lack of contrast since the step before."""
     train: dict[str, Any]
     """step, t0, t1, phases."""
     session: int
-    t_commit: float
+    trained: list[Attempt] = field(default_factory=list)
+    """Episodes of the commit; none if the batch had no contrast, or the run died before it."""
+
+    @property
+    def t_end(self) -> float:
+        """End of training, on the session's monotonic clock."""
+        return float(self.train["t1"])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,14 +91,13 @@ def read(events: Iterable[Event]) -> History:
 
 
 class _Reader:
-    """State of the pass: what was claimed and dropped since the last commit."""
+    """State of the pass: what was claimed, and refunded, since the last step."""
 
     def __init__(self) -> None:
         self.history = History()
         self._latest: dict[str, Attempt] = {}
-        self._claimed: dict[int, int] = {}
-        self._contrastless: list[str] = []
-        self._train: dict[int, dict[str, Any]] = {}
+        self._claims: dict[int, list[Event]] = {}
+        self._refunded: list[str] = []
 
     def take(self, event: Event) -> None:
         sessions = self.history.sessions
@@ -129,51 +134,48 @@ class _Reader:
             attempt.finish, attempt.t_finish = event.payload, event.t_mono
 
     def _on_claim(self, event: Event) -> None:
-        self._claimed[int(event.payload["step"])] = event.version
+        self._claims.setdefault(int(event.payload["step"]), []).append(event)
 
     def _on_drop(self, event: Event) -> None:
-        if event.payload.get("reason") == "zero_variance":
-            self._contrastless += event.payload.get("episodes", [])
+        if event.payload["reason"] == "zero_variance":
+            self._refunded += event.payload["episodes"]
 
     def _on_train(self, event: Event) -> None:
-        self._train[int(event.payload["step"])] = event.payload
-
-    def _on_commit(self, event: Event) -> None:
         step = int(event.payload["step"])
-        trained = self._attempts(event.payload["episodes"])
-        seen = {attempt.episode for attempt in trained}
-        silent = [a for a in self._attempts(self._contrastless) if a.episode not in seen]
+        claims = self._claims.pop(step, [])
+        consumed = self._attempts(e for claim in claims for e in claim.payload["episodes"])
         self.history.steps.append(
             Step(
                 step=step,
-                version=self._claimed.get(step, event.version - 1),
-                trained=trained,
-                arrived=trained + silent,
-                train=self._train.get(step, {}),
+                version=claims[0].version if claims else event.version,
+                consumed=consumed,
+                arrived=consumed + self._attempts(self._refunded),
+                train=event.payload,
                 session=len(self.history.sessions) - 1,
-                t_commit=event.t_mono,
             )
         )
-        self._contrastless = []
+        self._refunded = []
+
+    def _on_commit(self, event: Event) -> None:
+        for step in self.history.steps[-1:]:
+            if step.step == event.payload["step"]:
+                step.trained = self._attempts(event.payload["episodes"])
 
     def _on_resume(self, event: Event) -> None:
-        done = int(event.payload.get("step", 0))
-        self.history.steps = [
-            s for s in self.history.steps if s.version < event.version or s.step < done
-        ]
-        self._claimed.clear()
-        self._train.clear()
-        self._contrastless = []
+        done = int(event.payload["step"])
+        self.history.steps = [s for s in self.history.steps if s.step < done]
+        self._claims.clear()
+        self._refunded = []
 
-    def _attempts(self, episodes: Sequence[str]) -> list[Attempt]:
+    def _attempts(self, episodes: Iterable[str]) -> list[Attempt]:
         return [self._latest[e] for e in dict.fromkeys(episodes) if e in self._latest]
 
 
 def lags(step: Step) -> list[tuple[int, int]]:
-    """(lag, action tokens) of every span that the step trained; formulas: docs/concepts."""
+    """(lag, action tokens) of every span that the step consumed."""
     return [
         (step.version - version, tokens)
-        for attempt in step.trained
+        for attempt in step.consumed
         for version, _, _, tokens in attempt.spans
         if tokens
     ]

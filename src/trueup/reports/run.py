@@ -18,8 +18,9 @@ from trueup.config import load as load_config
 from trueup.diagnostics.metrics import Metric
 from trueup.errors import ConfigError, RunDirectoryError
 from trueup.records.directory import RunDirectory
-from trueup.records.ledger import Ledger, VersionRow
+from trueup.records.ledger import Ledger
 from trueup.records.schema import Event
+from trueup.records.tables import VersionRow
 from trueup.reports.history import History
 from trueup.reports.history import read as read_history
 

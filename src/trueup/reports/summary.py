@@ -18,7 +18,7 @@ class Summary:
 
     run: str
     steps: int
-    """Step batches trained and not rolled back."""
+    """Step batches consumed and not rolled back, those without contrast included."""
     base_pass_rate: float | None
     """Held-out pass rate before the first step."""
     heldout_pass_rate: float | None
@@ -31,9 +31,9 @@ class Summary:
     episodes_trained: int
     """Episodes in the surviving step batches."""
     episodes_per_s: float | None
-    """Trained episodes per second from the first issue to the last commit of each session."""
+    """Trained episodes per second, from first issue to end of the last step of each session."""
     mean_token_lag: float | None
-    """Versions, over trained action tokens."""
+    """Versions, over consumed action tokens."""
     max_token_lag: int | None
     wall_s: float
     """Time between first and last event, added over sessions."""
@@ -46,7 +46,7 @@ class Summary:
     drops: dict[str, int]
     """Reason -> episodes."""
     lag_tokens: dict[int, int]
-    """Lag in versions -> trained action tokens."""
+    """Lag in versions -> consumed action tokens."""
     overlap: float | None
     """Share of the trainer's busy time in which engines decoded."""
     phases: dict[str, tuple[float, float]]
@@ -82,8 +82,8 @@ def summarise(run_dir: Path) -> Summary:
 def summary_of(records: Records) -> Summary:
     """The summary of records that were read already."""
     history = records.history
-    evaluations = _evaluations(history)
-    base = next((e for e in evaluations if e.version == 0), None)
+    evaluations = evaluations_of(history)
+    base = next((e for e in evaluations if e.payload["step"] == 0), None)
     last = evaluations[-1] if evaluations else None
     launched = [a for a in history.attempts if a.split == "train"]
     trained = sum(len(step.trained) for step in history.steps)
@@ -114,11 +114,11 @@ def summary_of(records: Records) -> Summary:
     )
 
 
-def _evaluations(history: History) -> list[Event]:
-    """In order of version; of two at one version (after a resume) the later."""
-    reached = history.steps[-1].version + 1 if history.steps else 0
-    latest = {e.version: e for e in history.events("eval") if e.version <= reached}
-    return [latest[version] for version in sorted(latest)]
+def evaluations_of(history: History) -> list[Event]:
+    """In order of steps; of two after one step (a resume) the later, of a voided step none."""
+    reached = history.steps[-1].step + 1 if history.steps else 0
+    latest = {int(e.payload["step"]): e for e in history.events("eval")}
+    return [latest[step] for step in sorted(latest) if step <= reached]
 
 
 def _value(event: Event | None, key: str) -> float | None:
@@ -127,13 +127,13 @@ def _value(event: Event | None, key: str) -> float | None:
 
 
 def _training_s(history: History) -> float:
-    """Time in which episodes could be trained: first issue to last commit of each session."""
+    """Time in which episodes could be trained: first issue to last step of each session."""
     total = 0.0
     for index in range(len(history.sessions)):
         issues = [a.t_issue for a in history.attempts if a.session == index and a.split == "train"]
-        commits = [s.t_commit for s in history.steps if s.session == index]
-        if issues and commits:
-            total += max(commits) - min(issues)
+        ends = [s.t_end for s in history.steps if s.session == index]
+        if issues and ends:
+            total += max(ends) - min(issues)
     return total
 
 
@@ -147,7 +147,8 @@ def _lag_tokens(history: History) -> dict[int, int]:
 
 def _failures(history: History) -> dict[str, int]:
     found = (a.finish.get("failure") for a in history.attempts if a.finish is not None)
-    return dict(Counter(f"{f['kind']}/{f['reason']}" for f in found if f).most_common())
+    kinds = Counter(f"{failure[0]}/{failure[1]}" for failure in found if failure)
+    return dict(kinds.most_common())
 
 
 def _drops(history: History) -> dict[str, int]:

@@ -157,11 +157,19 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [v for v in found if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
 
 
-def runs(xs: list[float], ys: list[float | None]) -> list[list[tuple[float, float]]]:
-    """Cut a series where values are missing, so that no line is drawn across a hole."""
+def runs(
+    xs: list[float], ys: list[float | None], *, above: float = -math.inf
+) -> list[list[tuple[float, float]]]:
+    """Cut a series where values are missing, so that no line is drawn across a hole.
+
+    Args:
+        xs: Positions.
+        ys: Values.
+        above: Values that are not greater count as missing (a logarithm has no place for 0).
+    """
     pieces: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(xs, ys, strict=True):
-        if y is None or not math.isfinite(y):
+        if y is None or not math.isfinite(y) or y <= above:
             pieces.append([])
         else:
             pieces[-1].append((x, y))

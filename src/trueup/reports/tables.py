@@ -208,7 +208,7 @@ def steps(records: Records) -> Markup:
                 _or_dash(sum(k * n for k, n in lag) / tokens if tokens else None, ".2f"),
                 str(max((k for k, _ in lag), default="–")),
                 *(_or_dash(column.get(float(step.step)), ".4f") for column in columns.values()),
-                _or_dash(step.train["t1"] - step.train["t0"] if step.train else None, ".2f"),
+                _or_dash(step.train["t1"] - step.train["t0"], ".2f"),
                 _or_dash(None if gap is None else gap.waiting, ".2f"),
             )
         )

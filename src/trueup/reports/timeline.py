@@ -63,12 +63,9 @@ def timeline(history: History) -> Timeline:
 
 
 def _window(steps: Sequence[Step]) -> list[Step]:
-    timed = [s for s in steps if s.train]
-    if not timed:
-        return []
-    sessions = [s.session for s in timed]
-    longest = max(sorted(set(sessions)), key=sessions.count)
-    inside = [s for s in timed if s.session == longest]
+    sessions = [s.session for s in steps]
+    longest = max(sorted(set(sessions)), key=sessions.count, default=0)
+    inside = [s for s in steps if s.session == longest]
     first = max(0, (len(inside) - WINDOW_STEPS) // 2)
     return inside[first : first + WINDOW_STEPS]
 

@@ -20,9 +20,9 @@ from trueup.records.directory import RunDirectory
 from trueup.records.tokens import read_step, steps_written
 
 BIN = 0.05
-"""Width of a bin of the weight histogram."""
+"""Width of a bin of the weight histogram; bin i is centred on i · BIN, so 0, 1 and a cap are."""
 LAST_BIN = 100
-"""Weights from `LAST_BIN * BIN` = 5 on share the last bin."""
+"""Weights from about `LAST_BIN * BIN` = 5 on share the last bin."""
 GAP_COLUMNS = ["logp_behaviour", "logp_target", "logp_version"]
 COLUMNS = [*GAP_COLUMNS, "weight", "keep", "lag_in_flight", "lag_in_queue"]
 
@@ -92,6 +92,7 @@ def _mean(values: Any) -> float | None:
 
 
 def _bins(weight: Any) -> Counter[int]:
-    index = pc.min_element_wise(pc.floor(pc.divide(pc.cast(weight, pa.float64()), BIN)), LAST_BIN)
+    nearest = pc.floor(pc.add(pc.divide(pc.cast(weight, pa.float64()), BIN), 0.5))
+    index = pc.min_element_wise(nearest, LAST_BIN)
     counts = pc.value_counts(index.drop_null())
     return Counter({int(row["values"]): row["counts"] for row in counts.to_pylist()})
