@@ -80,7 +80,7 @@ def test_staleness_shows_the_bound_even_if_no_token_reaches_it(writer):
     run = writer("demo", "schedule.staleness=3")
     figure = all_figures(run.close())["staleness"]
     assert figure["rules"] == [{"value": 3.5, "label": "bound 3"}]
-    assert figure["edges"] == [-0.5, 0.5, 1.5, 2.5, 3.5]
+    assert figure["edges"] == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5]
 
 
 def test_timeline_lanes_hold_disjoint_attempts_within_the_window(simulated):

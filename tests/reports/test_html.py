@@ -88,7 +88,7 @@ def test_what_the_run_wrote_is_shown_as_text(simulated):
 def test_failure_reasons_are_escaped(writer):
     run = writer()
     run.issue(0, "a", task=HOSTILE)
-    failure = {"kind": "engine", "reason": HOSTILE, "message": HOSTILE}
+    failure = ["engine", HOSTILE, HOSTILE]
     run.finish(1, "a", spans=[], reward=None, status="failed", failure=failure)
     page = Page(render_report(run.close()))
     assert page.tags.count("script") == 1

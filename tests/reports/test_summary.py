@@ -19,11 +19,11 @@ def two_steps(run):
     run.issue(2, "a", group=0, member=0)
     run.issue(2, "b", group=0, member=1)
     run.issue(2, "x", group=1, member=0)
-    failure = {"kind": "environment", "reason": "worker_lost", "message": ""}
+    failure = ["environment", "worker_lost", ""]
     run.finish(3, "x", group=1, spans=[], reward=None, status="failed", failure=failure)
     run.issue(3, "x", group=1, member=0, attempt=1)
     run.issue(3, "d", group=1, member=1)
-    run.finish(4, "a", spans=[["0", "engine-0", 0, 4]], reward=1.0)
+    run.finish(4, "a", spans=[[0, "engine-0", 0, 4]], reward=1.0)
     run.finish(5, "b", spans=[[0, "engine-0", 0, 2]], reward=0.0)
     run.add(5, "claim", group=0, version=0, step=0, episodes=["a", "b"])
     run.add(7, "train", version=0, step=0, t0=5.0, t1=7.0, phases={"score": 0.5, "update": 1.0})

@@ -40,10 +40,11 @@ def test_every_value_lies_within_the_scale(values, log):
     kind = "log" if log else "linear"
     scale = scale_for({"label": "", "scale": kind}, values, 10, 90)
     assert scale.low < scale.high
+    rounding = 1e-6 * (scale.high - scale.low)
     for value in values:
         assert 10 <= scale(value) <= 90
         if not log:
-            assert scale.low - 1e-6 <= value <= scale.high + 1e-6
+            assert scale.low - rounding <= value <= scale.high + rounding
     assert all(math.isfinite(tick) for tick in scale.ticks())
     assert len(scale.ticks()) < 20
 
@@ -51,6 +52,10 @@ def test_every_value_lies_within_the_scale(values, log):
 def test_numbers_are_short():
     values = [0, 0.25, 12000, 3e-5, 1e-4, 1e7, -0.5]
     assert [number(v) for v in values] == ["0", "0.25", "12k", "3·10⁻⁵", "10⁻⁴", "10⁷", "-0.5"]
+
+
+def test_a_line_on_a_log_axis_is_cut_at_zero():
+    assert runs([0, 1, 2], [0.0, 1.0, -1.0], above=0.0) == [[(1, 1.0)]]
 
 
 def test_a_line_is_cut_where_a_value_is_missing():
