@@ -147,6 +147,26 @@ def test_readonly_refuses_to_write(tmp_path):
     book.append("tick", actor="controller")
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         book.flush()
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        book.close()
+
+
+def test_rows_that_a_full_disk_refused_are_committed_once_there_is_room(tmp_path):
+    path = tmp_path / "run.db"
+    book = Ledger.create(path)
+    (pages,) = book._db.execute("PRAGMA page_count").fetchone()
+    book._db.execute(f"PRAGMA max_page_count = {pages}")
+    book.append("tick", actor="controller", payload={"text": "x" * 100_000})
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            book.flush()
+    book._db.execute("PRAGMA max_page_count = 100000")
+    book.append("tick", actor="controller")
+    book.close()
+    book = Ledger.open(path)
+    assert [event.seq for event in book.events()] == [1, 2]
+    book.close()
+    assert breaks(path) == []
 
 
 def test_what_is_not_a_ledger_is_refused(tmp_path):

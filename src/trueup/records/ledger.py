@@ -100,18 +100,17 @@ class Ledger:
         """
         if not path.is_file():
             raise RunDirectoryError(field="ledger", rule="an existing file", value=str(path))
+        connection = _connect(path, readonly=readonly)
         try:
-            connection = _connect(path, readonly=readonly)
             (found,) = connection.execute("PRAGMA user_version").fetchone()
             if found != FORMAT:
-                rule = f"a ledger of format {FORMAT}"
-                raise RunDirectoryError(field="ledger", rule=rule, value=found)
+                raise _not_a_ledger(path, f"format {found}")
             return cls(connection, clock=clock, wall=wall)
         except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+            connection.close()
             if isinstance(error, RunDirectoryError):
                 raise
-            message = f"ledger {path} cannot be read: {error}"
-            raise RunDirectoryError(message, field="ledger", rule="a ledger") from None
+            raise _not_a_ledger(path, str(error)) from None
 
     # ---- writing
 
@@ -163,12 +162,16 @@ class Ledger:
 
         Args:
             durable: Also force it to the disk, so that it survives a loss of power.
+
+        Raises:
+            sqlite3.OperationalError: The disk is full or refuses; the rows stay buffered, and the
+                next flush tries again.
         """
         if self._rows:
-            self._db.execute("BEGIN")
-            self._db.executemany(_INSERT, self._rows)
-            self._db.execute("UPDATE head SET seq = ?, chain = ?", (self._seq, self._chain.hex()))
-            self._db.execute("COMMIT")
+            with self._transaction():
+                self._db.executemany(_INSERT, self._rows)
+                head = (self._seq, self._chain.hex())
+                self._db.execute("UPDATE head SET seq = ?, chain = ?", head)
             self._rows.clear()
         if durable:
             # Does nothing with a rollback journal, where every commit is forced.
@@ -199,14 +202,27 @@ class Ledger:
             for name, m in metrics.items()
         ]
         self.flush()
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        self._db.execute("COMMIT")
+        statement = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?)"
+        with self._transaction():
+            self._db.executemany(statement, rows)
 
     def close(self) -> None:
-        """Commit and close."""
-        self.flush()
-        self._db.close()
+        """Commit and close; closes even if the commit fails, see `flush`."""
+        try:
+            self.flush()
+        finally:
+            self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
+            # SQLite itself rolls back after some errors, not after all.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     # ---- reading
 
@@ -283,18 +299,26 @@ def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
     )
     if readonly:
         return connection
+    journal, synchronous = "WAL", "NORMAL"
     if on_network(path):
+        journal, synchronous = "DELETE", "FULL"
         warnings.warn(
             f"{path} is on a network file system: the ledger uses a rollback journal, not WAL",
             RuntimeWarning,
             stacklevel=3,
         )
-        connection.execute("PRAGMA journal_mode = DELETE")
-        connection.execute("PRAGMA synchronous = FULL")
-    else:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise _not_a_ledger(path, str(error)) from None
     return connection
+
+
+def _not_a_ledger(path: Path, why: str) -> RunDirectoryError:
+    message = f"{path} must be a ledger of format {FORMAT}: {why}"
+    return RunDirectoryError(message, field="ledger", rule="a ledger", value=why)
 
 
 def _event(row: tuple[Any, ...]) -> Event:
