@@ -133,6 +133,26 @@ class _Controller:
             self.drop(group, "run_end", ids)
         self.put("run_end", version=self.version, payload={"reason": "done", "message": ""})
 
+    def bury(self):
+        """Say what became of what the life before left behind."""
+        issued, closed = {}, {}
+        for event in self.book.events():
+            match event.kind:
+                case "issue" if event.payload["split"] == "train":
+                    issued[event.episode] = event
+                case "finish":
+                    issued.pop(event.episode, None)
+                case "close":
+                    closed[event.group] = event
+                case "claim" | "drop":
+                    closed.pop(event.group, None)
+        for event in issued.values():
+            columns = {"episode": event.episode, "attempt": event.attempt, "group": event.group}
+            payload = {"status": "aborted", "reward": None, "action_tokens": 0, "spans": []}
+            self.put("finish", **columns, payload=payload)
+        for event in closed.values():
+            self.drop(event.group, "resume", event.payload["survivors"], rows=False)
+
     # ---- what happens
 
     def note(self, event):
@@ -289,10 +309,11 @@ class _Controller:
                 spans=shifted,
             )
 
-    def drop(self, group, reason, ids):
+    def drop(self, group, reason, ids, *, rows=True):
         payload = {"reason": reason, "episodes": ids}
         self.put("drop", group=group, version=self.version, payload=payload)
-        self.pending += [EpisodeRow(episode=self.done[name], reason=reason) for name in ids]
+        if rows:
+            self.pending += [EpisodeRow(episode=self.done[name], reason=reason) for name in ids]
 
     def commit(self):
         step = self.version

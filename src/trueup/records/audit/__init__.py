@@ -35,7 +35,6 @@ from trueup.records.audit.shape import malformed
 from trueup.records.audit.table import table_agrees
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
-from trueup.records.schema import Event
 
 __all__ = ["INVARIANTS", "Violation", "audit"]
 
@@ -94,21 +93,17 @@ def _findings(book: Ledger, directory: RunDirectory) -> Iterator[Finding]:
         yield Finding(invariant="schema", rule="a row cannot be read", row=0, detail=str(error))
         return
     shapes = [finding for event in events for finding in malformed(event)]
+    if events and events[0].kind != "run_start":
+        rule = "the ledger does not begin with run_start"
+        first = events[0]
+        shapes.append(Finding(invariant="schema", rule=rule, row=first.seq, detail=first.kind))
     yield from shapes
     if shapes:
         return
-    yield from _begins_with_run_start(events)
     history = History(events)
     for invariant in INVARIANTS:
         yield from invariant(history)
     yield from table_agrees(history, directory)
-
-
-def _begins_with_run_start(events: list[Event]) -> Iterator[Finding]:
-    if events and events[0].kind != "run_start":
-        rule = "the ledger does not begin with run_start"
-        row, detail = events[0].seq, events[0].kind
-        yield Finding(invariant="schema", rule=rule, row=row, detail=detail)
 
 
 def _grouped(findings: Iterable[Finding]) -> list[Violation]:

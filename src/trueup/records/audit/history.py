@@ -75,15 +75,17 @@ class History:
     """What happened, indexed.
 
     Args:
-        events: Rows of the kinds in `KINDS`, in order, of the right shape (`shape.malformed`).
+        events: Rows of the kinds in `KINDS`, in order, of the right shape (`shape.malformed`), the
+            first of them `run_start`; may be empty.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.events: dict[str, list[Event]] = {kind: [] for kind in KINDS}
         for event in events:
             self.events[event.kind].append(event)
-        first = self.events["run_start"][:1]
-        self.rules: Rules | None = rules_from_dict(first[0].payload["schedule"]) if first else None
+        starts = self.events["run_start"]
+        self._starts = [event.seq for event in starts]
+        self._rules = [rules_from_dict(event.payload["schedule"]) for event in starts]
         self._resumes = [event.seq for event in self.events["resume"]]
         self._index_versions()
         self.attempts: dict[str, Attempt] = {}
@@ -98,6 +100,10 @@ class History:
     def version_at(self, seq: float) -> int:
         """The trainer's version just before a row, by counting commits and resumes."""
         return self._versions[bisect_left(self._changes, seq)]
+
+    def rules_at(self, seq: int) -> Rules:
+        """The Scheduler's parameters: a resumed run may have been given others."""
+        return self._rules[max(bisect_right(self._starts, seq) - 1, 0)]
 
     def bumps_between(self, start: float, stop: float) -> int:
         """Commits with start < seq < stop."""
@@ -118,19 +124,23 @@ class History:
 
     def _index_versions(self) -> None:
         commits, resumes = self.events["commit"], self.events["resume"]
-        first = self.rules.first_version if self.rules else 0
+        first = self._rules[0].first_version if self._rules else 0
         changes = sorted([*commits, *resumes], key=lambda event: event.seq)
         self._commits = [event.seq for event in commits]
         self._changes: list[float] = [event.seq for event in changes]
         self._versions = [first, *(event.version for event in changes)]
         self.steps: dict[int, Event] = {}
         """Surviving commits by step: a resume at step s undoes those beyond s."""
+        self.unfounded: list[Event] = []
+        """Resumes from a step that was not committed, or undone, at that moment."""
         for event in changes:
             step = event.payload["step"]
             if event.kind == "commit":
                 self.steps[step] = event
-            else:
-                self.steps = {s: commit for s, commit in self.steps.items() if s <= step}
+                continue
+            if step not in self.steps and event.version != first:
+                self.unfounded.append(event)
+            self.steps = {s: commit for s, commit in self.steps.items() if s <= step}
 
     def _index_attempts(self) -> None:
         for event in self.events["issue"]:

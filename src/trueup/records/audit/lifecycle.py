@@ -70,7 +70,9 @@ def _consumers_name_finished_attempts(history: History) -> Iterator[Finding]:
 
 
 def _attempts_end_once(history: History) -> Iterator[Finding]:
-    removals = [*history.events["claim"], *history.events["drop"]]
+    # A drop for a resume is about the life before, where its group may have the same number.
+    drops = [event for event in history.events["drop"] if event.payload.get("reason") != "resume"]
+    removals = [*history.events["claim"], *drops]
     gone = {(history.life(event.seq), event.group): event for event in removals}
     for attempt in history.attempts.values():
         ends = sorted([*attempt.claims, *attempt.drops], key=lambda event: event.seq)
@@ -138,7 +140,7 @@ def _members_are_explained(
     for member, count in counts.items():
         if count > 1:
             yield finding("a member survives more than once", f"member {member}")
-    size = history.rules.samples_per_group if history.rules else len(counts)
+    size = history.rules_at(close.seq).samples_per_group
     if close.payload.get("reason") == "complete" and len(counts) != size:
         yield finding("a complete group lacks members", f"{len(counts)} of {size}")
 

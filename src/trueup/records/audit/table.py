@@ -76,10 +76,13 @@ def _step_agrees(
     for episode in sorted(trained - episodes.keys()):
         yield _finding("table", "a trained episode has no row", commit, episode)
     for episode, segments in episodes.items():
-        unexplained = any(segment.reason is None for segment in segments)
-        if unexplained and episode not in trained:
-            rule = "a row without a reason was not trained"
-            yield _finding("table", rule, commit, episode)
+        for segment in segments:
+            if segment.reason is None and episode not in trained:
+                rule = "a row without a reason was not trained"
+                yield _finding("table", rule, commit, episode)
+            elif segment.reason is not None and episode in trained:
+                rule = "a row of a trained episode has a reason for leaving it out"
+                yield _finding("table", rule, commit, f"{episode}: {segment.reason}")
         attempt = history.attempts.get(episode)
         if episode in trained and attempt and attempt.finish:
             yield from _episode_agrees(commit, attempt, attempt.finish, segments)
@@ -118,9 +121,9 @@ def _episode_agrees(
 def _tokens_hold(
     history: History, commit: Event, episode: str, segments: list[_Segment]
 ) -> Iterator[Finding]:
-    rules = history.rules
+    rules = history.rules_at(commit.seq)
     oldest = -math.inf
-    if rules and rules.consume == "mask":
+    if rules.consume == "mask":
         # The version that the step started from, less the bound.
         oldest = commit.version - 1 - rules.bound
     for segment in segments:

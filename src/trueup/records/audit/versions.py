@@ -63,11 +63,11 @@ def _spans_are_true(finish: Event, applied: set[tuple[int, str, int]]) -> Iterat
 
 def the_bound_holds(history: History) -> Iterator[Finding]:
     """I5: no consumed token is older than the bound, or younger than its trainer."""
-    rules = history.rules
     for attempt in history.attempts.values():
         if attempt.finish is None:
             continue
         for claim in attempt.claims:
+            rules = history.rules_at(claim.seq)
             lags = [claim.version - key[0] for key, _ in spans_of(attempt.finish)]
             oldest, youngest = max(lags, default=0), min(lags, default=0)
             if youngest < 0:
@@ -77,7 +77,7 @@ def the_bound_holds(history: History) -> Iterator[Finding]:
                     row=claim.seq,
                     detail=f"{attempt.id}: {-youngest} ahead",
                 )
-            if rules and rules.consume in ("wait", "drop", "requeue") and oldest > rules.bound:
+            if rules.consume in ("wait", "drop", "requeue") and oldest > rules.bound:
                 yield Finding(
                     invariant="I5",
                     rule=f"a token beyond the bound of {rules.bound} is consumed",
@@ -100,14 +100,13 @@ def versions_grow_by_one(history: History) -> Iterator[Finding]:
         if event.version != step + 1:
             detail = f"step {step} produced version {event.version}"
             yield finding("a commit's version is not its step + 1", event, detail)
-    first = history.rules.first_version if history.rules else 0
+    for event in history.unfounded:
+        detail = f"step {event.payload['step']}, version {event.version}"
+        yield finding("a resume goes on from a step that was not committed", event, detail)
     for event in history.events["resume"]:
-        step = event.payload["step"]
-        earlier = (commit for commit in history.events["commit"] if commit.seq < event.seq)
-        known = event.version == first or any(c.payload["step"] == step for c in earlier)
-        if event.version != step + 1 or not known:
-            detail = f"step {step}, version {event.version}"
-            yield finding("a resume goes on from a step that was not committed", event, detail)
+        if event.version != event.payload["step"] + 1:
+            detail = f"step {event.payload['step']}, version {event.version}"
+            yield finding("a resume's version is not its step + 1", event, detail)
     for kind in ("issue", "claim", "drop"):
         for event in history.events[kind]:
             current = history.version_at(event.seq)
@@ -145,8 +144,11 @@ def staleness_is_conserved(history: History) -> Iterator[Finding]:
 
 
 def _mean_is_within_admission(history: History, trained: int, claimed: int) -> Iterator[Finding]:
-    claims, rules = history.events["claim"], history.rules
-    if not claims or rules is None or rules.delay or history.events["resume"]:
+    claims = history.events["claim"]
+    if not claims or history.events["resume"]:
+        return
+    rules = history.rules_at(claims[0].seq)
+    if rules.delay:
         return
     if any(event.seq < claims[-1].seq for event in history.refunds()):
         return
