@@ -5,16 +5,18 @@ import sqlite3
 from array import array
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from support.recorded import Story, Twist, record
 from trueup.errors import RunDirectoryError
 from trueup.records.audit import audit
 from trueup.records.ledger import Ledger
 from trueup.records.schema import KINDS
-from trueup.records.tokens import read_steps
+from trueup.records.tokens import read_step, read_steps
 from trueup.scheduling import Rules
 
 RULES = Rules(
@@ -420,6 +422,23 @@ def test_a_resume_from_a_step_that_was_never_committed_is_found(tmp_path):
     assert "a step that was not committed" in message
 
 
+def test_a_resume_from_a_step_that_another_resume_had_undone_is_found(tmp_path):
+    directory = record(tmp_path, story(kill_after=(150,)))
+    book = Ledger.open(directory.ledger)
+    for step in (1, 3):
+        book.append("resume", actor="controller", version=step + 1, payload={"step": step})
+    book.close()
+    assert [v.invariant for v in audit(directory)] == ["versions"]
+
+
+def test_a_resumed_run_is_held_to_the_rules_it_was_resumed_with(tmp_path):
+    calm = story(consume="accept", tail=2.0, steps=8, slots=(3,), kill_after=(1,))
+    pretend = On("run_start", lambda c: pretended(c, consume="wait"), nth=0)
+    calm.twist.row = pretend  # only the first life, which ends with its first row
+    assert audit(record(tmp_path, calm)) == []
+    assert pretend.happened
+
+
 @pytest.mark.parametrize("kind", ["issue", "claim"])
 def test_a_forged_version_column_breaks_the_conservation_of_staleness(tmp_path, kind):
     def forge(columns):
@@ -436,6 +455,83 @@ def test_more_staleness_than_admission_allows_is_found(tmp_path):
     found, message = planted(tmp_path, pretend, consume="accept", staleness=2)
     assert found == {"staleness"}
     assert "above what admission allows" in message
+
+
+# ---- one change, one rule
+
+
+def column(**changes):
+    def change(columns):
+        return [{**columns, **{name: columns[name] + by for name, by in changes.items()}}]
+
+    return change
+
+
+def with_ghost(columns):
+    columns["payload"]["survivors"].append("ghost")
+    return [columns]
+
+
+def twice(columns):
+    return [columns, columns]
+
+
+def dropped_for(reason):
+    return lambda columns: columns["payload"]["reason"] == reason
+
+
+STALE = {"consume": "drop", "tail": 2.0, "steps": 8, "slots": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("twist", "options", "invariant", "rule"),
+    [
+        (On("issue", twice), {}, "I1", "an episode id is issued more than once"),
+        (On("finish", column(group=1)), {}, "I1", "a finish is of another attempt or group"),
+        (On("finish", column(attempt=1)), {}, "I1", "a finish is of another attempt or group"),
+        (On("claim", column(group=1)), {}, "I1", "a claim names an attempt of another group"),
+        (On("drop", twice, nth=0), STALE, "I1", "dropped and claimed, or dropped twice"),
+        (On("issue", withheld), {}, "I1", "a claim names an attempt that was not issued"),
+        (On("finish", withheld), {}, "I1", "a claim names an attempt that had not finished"),
+        (On("close", twice), {}, "I3", "a group closes twice"),
+        (On("close", with_ghost), {}, "I3", "a survivor had not finished in its group"),
+        (On("issue", payload(member=0), nth=1), {}, "I3", "a member survives more than once"),
+        (
+            On("drop", withheld, nth=0, when=dropped_for("zero_variance")),
+            {"refill_zero_variance": True},
+            "I3",
+            "a group closed as zero_variance is never dropped",
+        ),
+        (On("finish", payload(action_tokens=999)), {}, "I4", "spans do not add up"),
+        (On("claim", column(version=-9)), {}, "I5", "that the trainer had not produced"),
+        (On("issue", payload(split="heldout")), {}, "I7", "a held-out attempt is consumed"),
+        (
+            On("finish", payload(failure=None), nth=0, when=failed),
+            {"fail": 0.3},
+            "I7",
+            "a failed attempt has no cause",
+        ),
+        (On("claim", payload(step=9)), {}, "versions", "a claim's step is not its version"),
+        (
+            On("resume", column(version=1), nth=0),
+            {"kill_after": (130,)},
+            "versions",
+            "a resume's version is not its step + 1",
+        ),
+        (On("commit", column(version=1)), {}, "versions", "a commit does not add one"),
+        (On("drop", column(version=-999), nth=0), STALE, "staleness", "recorded ages differ"),
+        (On("claim", column(version=999)), {}, "staleness", "older than all there were"),
+        (On("finish", payload(spans=[[0, "e"]])), {}, "schema", "spans must be a list of"),
+        (On("issue", payload(member="0")), {}, "schema", "member must be an integer"),
+        (On("finish", payload(reward="1")), {}, "schema", "reward must be a number or null"),
+        (On("run_start", withheld, nth=0), {}, "schema", "does not begin with run_start"),
+        (On("run_start", payload(schedule={}), nth=0), {}, "schema", "Scheduler's parameters"),
+    ],
+)
+def test_a_broken_rule_is_named(tmp_path, twist, options, invariant, rule):
+    found, message = planted(tmp_path, copy.copy(twist), **options)
+    assert invariant in found
+    assert rule in message
 
 
 # ---- the table
@@ -466,6 +562,10 @@ def drop_token(step, rows):
     [
         (lambda step, rows: rows[1:], "a trained episode has no row"),
         (lambda step, rows: [rows[0], *rows], "a segment is in the table twice"),
+        (
+            lambda step, rows: [replace(rows[0], reason="rejected"), *rows[1:]],
+            "a trained episode has a reason for leaving it out: step 2, ",
+        ),
         (forge_span, "the table's provenance differs from the ledger's"),
         (drop_token, "the table's number of action tokens differs"),
         (
@@ -516,6 +616,20 @@ def test_a_damaged_table_is_found(tmp_path, damage):
     (violation,) = audit(directory)
     assert violation.invariant == "table"
     assert "step 1" in violation.message
+
+
+def test_a_log_prob_that_is_missing_from_a_row_is_found(tmp_path):
+    directory = record(tmp_path, story())
+    table = read_step(directory, 1)
+    index = table.column_names.index("logp_behaviour")
+    first, *rest = table["logp_behaviour"].to_pylist()
+    shorter = pa.array([first[1:], *rest], table.schema.field(index).type)
+    parquet.write_table(
+        table.set_column(index, "logp_behaviour", shorter), directory.episode_file(1)
+    )
+    (violation,) = audit(directory)
+    assert violation.invariant == "I8"
+    assert "log-probs and action tokens differ in number" in violation.message
 
 
 def test_dropped_and_failed_episodes_are_rows_with_their_reason(tmp_path):
