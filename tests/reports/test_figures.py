@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from trueup.diagnostics.metrics import Metric
 from trueup.records.tokens import write_step
 from trueup.reports.charts import draw, has_data, legend
 from trueup.reports.figures import figures_of, floor, wilson
@@ -104,3 +105,17 @@ def test_an_unreadable_table_is_named_and_the_others_are_read(simulated):
     assert [t.step for t in tokens] == [0, 1, 3]
     assert len(notes) == 1
     assert "step-000002" in notes[0]
+
+
+def test_effective_size_is_missing_where_a_step_had_no_loss(writer):
+    run = writer()
+    for step in (0, 1):
+        run.issue(step, f"e{step}")
+        run.finish(step, f"e{step}", spans=[[step, "engine-0", 0, 1]], reward=1.0)
+        run.add(step, "claim", group=step, version=0, step=step, episodes=[f"e{step}"])
+        run.add(step + 1, "train", version=0, step=step, t0=step, t1=step + 1, phases={})
+    run.add(2, "commit", version=1, step=1, episodes=["e1"])
+    for step, value in ((0, 0.0), (1, 0.9)):
+        run.ledger.record_metrics(step, {"ess/applied_tokens": Metric.of(value)})
+    (applied,) = all_figures(run.close())["ess"]["series"]
+    assert applied["y"] == [None, 0.9]

@@ -195,3 +195,38 @@ def test_held_out_episodes_are_not_launched_training_episodes(writer):
 def test_what_is_no_directory_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError, match="existing directory"):
         summarise(tmp_path / "nothing")
+
+
+def test_before_a_second_evaluation_only_the_base_is_known(writer):
+    run = writer()
+    run.add(1, "eval", version=0, step=0, heldout_pass_rate=0.25, reads_per_episode=0.5)
+    found = summarise(run.close())
+    assert (found.base_pass_rate, found.heldout_pass_rate) == (0.25, None)
+    assert (found.base_reads_per_episode, found.reads_per_episode) == (0.5, None)
+
+
+def test_a_delayed_engine_that_still_serves_the_base_does_not_make_a_base(writer):
+    run = writer()
+    two_steps(run)
+    run.add(16, "eval", version=0, step=2, heldout_pass_rate=0.3, reads_per_episode=0.5)
+    found = summarise(run.close())
+    assert (found.base_pass_rate, found.heldout_pass_rate) == (0.25, 0.3)
+
+
+def test_an_evaluation_of_a_step_that_was_rolled_back_does_not_count(writer):
+    run = writer()
+    two_steps(run)
+    run.add(0.5, "resume", version=1, step=1, path="", skipped=[])
+    assert summarise(run.close()).heldout_pass_rate is None
+
+
+def test_a_step_without_contrast_is_consumed_but_trains_nothing(writer):
+    run = writer()
+    run.issue(0, "a")
+    run.finish(1, "a", spans=[[0, "engine-0", 0, 4]], reward=1.0)
+    run.add(1, "claim", group=0, version=2, step=5, episodes=["a"])
+    run.add(2, "train", version=2, step=5, t0=1.0, t1=2.0, phases={})
+    run.add(2, "drop", group=0, version=2, reason="no_contrast", episodes=["a"])
+    found = summarise(run.close())
+    assert (found.steps, found.episodes_trained, found.max_token_lag) == (1, 0, 2)
+    assert found.drops == {"no_contrast": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from trueup.reports.figure_types import Bars, Figure, Lines, Rule, Series
+from trueup.reports.figure_data import Bars, Figure, Lines, Rule, Series
 from trueup.reports.gantt import draw_timeline
 from trueup.reports.markup import Markup, element, join
 from trueup.reports.svg import (

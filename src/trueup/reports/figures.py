@@ -9,10 +9,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
 from trueup.reports import timing
-from trueup.reports.figure_types import Axis, Bars, Figure, Lines, Rule, Series
+from trueup.reports.figure_data import Bars, Figure, Lines, Rule, Series, line, lines, stacked
 from trueup.reports.history import Step
 from trueup.reports.run import Records
 from trueup.reports.summary import Summary, evaluations_of
@@ -58,7 +57,7 @@ def reward(records: Records) -> Lines:
         "high": [high for _, high in intervals],
         "mark": "points",
     }
-    return _lines(
+    return lines(
         "reward",
         "Reward",
         "Mean reward of the groups that arrived for each step (band: ± 1 standard error over "
@@ -76,10 +75,10 @@ def gap(records: Records, tokens: Sequence[StepTokens]) -> Lines:
     steps = [float(t.step) for t in parts]
     series = [
         _series(records, "gap/abs_log_ratio", "whole gap"),
-        _line("staleness part", steps, [t.staleness_part for t in parts], mark="dashes"),
-        _line("engine part", steps, [t.engine_part for t in parts]),
+        line("staleness part", steps, [t.staleness_part for t in parts], mark="dashes"),
+        line("engine part", steps, [t.engine_part for t in parts]),
     ]
-    return _lines(
+    return lines(
         "gap",
         "Gap between behaviour and target",
         "Mean |log-prob difference| per token. The staleness part compares two versions in the "
@@ -102,9 +101,9 @@ def effective_sizes(records: Records) -> Lines:
     """How much of the batch still counts once it is weighted?"""
     series = [
         _series(records, "ess/raw_tokens", "raw ratios"),
-        _series(records, "ess/applied_tokens", "applied weights"),
+        applied_sizes(records),
     ]
-    return _lines(
+    return lines(
         "ess",
         "Effective sample size",
         "ESS ratio over tokens, 1 = every token counts alike. The distance between the lines is "
@@ -113,6 +112,14 @@ def effective_sizes(records: Records) -> Lines:
         [s for s in series if s["x"]],
         [{"value": 0.3, "label": "alarm 0.3"}],
     )
+
+
+def applied_sizes(records: Records) -> Series:
+    """ESS ratio of the weights in the loss; missing where a step had no contrast, hence no loss."""
+    trained = {float(step.step) for step in records.history.steps if step.trained}
+    x, y = records.series("ess/applied_tokens")
+    shown = [value if step in trained else None for step, value in zip(x, y, strict=True)]
+    return line("applied weights", x, shown)
 
 
 def weights(tokens: Sequence[StepTokens]) -> Bars:
@@ -128,7 +135,8 @@ def weights(tokens: Sequence[StepTokens]) -> Bars:
         "id": "weights",
         "title": "Weights in the loss",
         "caption": "Trained tokens by the weight of their gradient: 1 is no correction, a spike at "
-        "the right end is the cap, one at 0 are rejected tokens." + overflow,
+        "the right end is the cap, one at 0 are tokens outside the loss: rejected, or of a group "
+        "without contrast." + overflow,
         "x": {"label": "weight", "scale": "linear"},
         "y": {"label": "tokens", "scale": "log", "low": 1.0},
         "edges": [(i - 0.5) * BIN for i in range(last + 2)],
@@ -162,7 +170,7 @@ def staleness(records: Records, summary: Summary) -> Bars:
 
 def lag_parts(tokens: Sequence[StepTokens]) -> Bars:
     """Do tokens grow old while their episode runs, or while it waits for the trainer?"""
-    return _stacked(
+    return stacked(
         "lag-parts",
         "Where lag comes from",
         "Mean lag of a trained token per step, split: versions published while its episode ran "
@@ -179,7 +187,7 @@ def lag_parts(tokens: Sequence[StepTokens]) -> Bars:
 def trainer_time(records: Records) -> Bars:
     """What does the trainer do all day?"""
     steps = timing.gaps(records.history)
-    return _stacked(
+    return stacked(
         "trainer-time",
         "The trainer's time",
         "Seconds from the end of one step to the end of the next. Waiting means that no step batch "
@@ -207,13 +215,13 @@ def throughput(records: Records) -> Lines:
             seconds = after.t_end - before.t_end
             steps.append(float(after.step))
             rates.append(len(after.trained) / seconds if seconds > 0 else None)
-    return _lines(
+    return lines(
         "throughput",
         "Throughput",
         "Trained episodes per second from one step's end to the next's. Dips are steps that "
         "waited for their longest episodes, or an evaluation in between.",
         {"label": "episodes per second", "scale": "linear", "low": 0.0},
-        [_line("episodes per second", steps, rates)],
+        [line("episodes per second", steps, rates)],
     )
 
 
@@ -242,58 +250,4 @@ def _reward(step: Step) -> tuple[float | None, float | None]:
 
 def _series(records: Records, metric: str, name: str) -> Series:
     x, y = records.series(metric)
-    return _line(name, x, y)
-
-
-def _line(
-    name: str, x: list[float], y: list[float | None], *, mark: Literal["line", "dashes"] = "line"
-) -> Series:
-    return {"name": name, "x": x, "y": y, "mark": mark}
-
-
-def _lines(
-    name: str,
-    title: str,
-    caption: str,
-    y: Axis,
-    series: list[Series],
-    rules: list[Rule] | None = None,
-) -> Lines:
-    return {
-        "kind": "lines",
-        "id": name,
-        "title": title,
-        "caption": caption,
-        "x": {"label": "step", "scale": "linear", "integer": True},
-        "y": y,
-        "series": series,
-        "rules": rules or [],
-    }
-
-
-def _stacked(
-    name: str,
-    title: str,
-    caption: str,
-    y: Axis,
-    steps: list[int],
-    columns: dict[str, list[float]],
-) -> Bars:
-    """One bar per step; a step that is missing leaves a hole."""
-    first, last = (min(steps), max(steps)) if steps else (0, 0)
-    at = {step: i for i, step in enumerate(steps)}
-    filled = {
-        key: [values[at[s]] if s in at else 0.0 for s in range(first, last + 1)]
-        for key, values in columns.items()
-    }
-    return {
-        "kind": "bars",
-        "id": name,
-        "title": title,
-        "caption": caption,
-        "x": {"label": "step", "scale": "linear", "integer": True},
-        "y": y,
-        "edges": [s - 0.5 for s in range(first, last + 2)],
-        "series": [{"name": key, "values": v} for key, v in filled.items() if any(v)],
-        "rules": [],
-    }
+    return line(name, x, y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trueup.reports.figure_types import Block, Lane, Timeline
+from trueup.reports.figure_data import Block, Lane, Timeline
 from trueup.reports.markup import Markup, element, join
 from trueup.reports.svg import TONES, Box, Scale, document, label, number
 

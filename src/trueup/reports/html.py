@@ -17,7 +17,7 @@ from pathlib import Path
 from trueup.records.files import write_atomic
 from trueup.reports import episodes, tables
 from trueup.reports.charts import draw, legend
-from trueup.reports.figure_types import Figure
+from trueup.reports.figure_data import Figure
 from trueup.reports.figures import figures_of
 from trueup.reports.markup import Markup, element
 from trueup.reports.run import Records, read_run

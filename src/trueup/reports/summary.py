@@ -22,7 +22,7 @@ class Summary:
     base_pass_rate: float | None
     """Held-out pass rate before the first step."""
     heldout_pass_rate: float | None
-    """Held-out pass rate of the last evaluation."""
+    """Held-out pass rate of the last evaluation after it."""
     base_reads_per_episode: float | None
     reads_per_episode: float | None
     """Files read per held-out episode, first and last evaluation."""
@@ -84,7 +84,7 @@ def summary_of(records: Records) -> Summary:
     history = records.history
     evaluations = evaluations_of(history)
     base = next((e for e in evaluations if e.payload["step"] == 0), None)
-    last = evaluations[-1] if evaluations else None
+    last = evaluations[-1] if evaluations and evaluations[-1] is not base else None
     launched = [a for a in history.attempts if a.split == "train"]
     trained = sum(len(step.trained) for step in history.steps)
     seconds = _training_s(history)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trueup.reports.figure_types import Axis
+from trueup.reports.figure_data import Axis
 from trueup.reports.markup import Markup, element, join
 
 TONES = 8

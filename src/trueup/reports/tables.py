@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueup.config import Config, fields
-from trueup.reports.figures import floor
+from trueup.reports.figures import applied_sizes, floor
 from trueup.reports.history import lags
 from trueup.reports.markup import Markup, element, join
 from trueup.reports.run import Records
@@ -99,7 +99,7 @@ def _waiting(summary: Summary) -> Tile:
 
 
 def _ess(records: Records) -> Tile:
-    applied = [v for v in records.series("ess/applied_tokens")[1] if v is not None]
+    applied = [v for v in applied_sizes(records)["y"] if v is not None]
     if not applied:
         return Tile("Effective size", "–", "ESS ratio of the weights in the loss")
     low = min(applied)

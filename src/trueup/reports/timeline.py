@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trueup.records.schema import Event
-from trueup.reports.figure_types import Block, Lane, Timeline, Tone
+from trueup.reports.figure_data import Block, Lane, Timeline, Tone
 from trueup.reports.history import Attempt, History, Step
 from trueup.reports.intervals import Interval, merge
 from trueup.reports.svg import TONES

@@ -111,3 +111,59 @@ class Timeline(TypedDict):
 
 
 Figure = Lines | Bars | Timeline
+
+
+def line(
+    name: str, x: list[float], y: list[float | None], *, mark: Literal["line", "dashes"] = "line"
+) -> Series:
+    """A series without an interval."""
+    return {"name": name, "x": x, "y": y, "mark": mark}
+
+
+def lines(
+    name: str,
+    title: str,
+    caption: str,
+    y: Axis,
+    series: list[Series],
+    rules: list[Rule] | None = None,
+) -> Lines:
+    """A line chart over steps."""
+    return {
+        "kind": "lines",
+        "id": name,
+        "title": title,
+        "caption": caption,
+        "x": {"label": "step", "scale": "linear", "integer": True},
+        "y": y,
+        "series": series,
+        "rules": rules or [],
+    }
+
+
+def stacked(
+    name: str,
+    title: str,
+    caption: str,
+    y: Axis,
+    steps: list[int],
+    columns: dict[str, list[float]],
+) -> Bars:
+    """One stacked bar per step; a step that is missing leaves a hole."""
+    first, last = (min(steps), max(steps)) if steps else (0, 0)
+    at = {step: i for i, step in enumerate(steps)}
+    filled = {
+        key: [values[at[s]] if s in at else 0.0 for s in range(first, last + 1)]
+        for key, values in columns.items()
+    }
+    return {
+        "kind": "bars",
+        "id": name,
+        "title": title,
+        "caption": caption,
+        "x": {"label": "step", "scale": "linear", "integer": True},
+        "y": y,
+        "edges": [s - 0.5 for s in range(first, last + 2)],
+        "series": [{"name": key, "values": v} for key, v in filled.items() if any(v)],
+        "rules": [],
+    }
