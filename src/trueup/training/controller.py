@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -180,7 +179,9 @@ class Controller:
         self._interrupted = ""
         self._evaluation_due = False
         self._failures_in_a_row = 0
-        self._trained: Counter[str] = Counter()
+        self._trained = 0
+        self._reported: list[tuple[StepReport, dict[int, _Group]]] = []
+        """The step that the learner has finished and the scheduler does not know of yet."""
         self._t_start = time.monotonic()
 
     def interrupt(self, reason: str) -> None:
@@ -241,8 +242,7 @@ class Controller:
     async def _loop(self) -> None:
         events: list[Event] = []
         while not (self._fault or self._interrupted):
-            actions = self._scheduler.advance(*events)
-            self._recorder.tick(events, actions)
+            actions = self._advance(events)
             if self._scheduler.is_over:
                 self._settle_groups(actions)
                 return
@@ -254,13 +254,23 @@ class Controller:
             self._recorder.flush()
             events = await self._next_events()
 
+    def _advance(self, events: Sequence[Event]) -> list[Action]:
+        """Record what happened, tell the scheduler, record what it decided."""
+        for event in events:
+            if isinstance(event, TrainingFinished):
+                self._commit(*self._reported.pop())
+        actions = self._scheduler.advance(*events)
+        self._recorder.tick(events, actions)
+        return actions
+
     async def _next_events(self) -> list[Event]:
         """What happened: waits for something, then takes all that is there."""
         first = await self._happened.get()
-        return [event for event in (first, *self._waiting_events()) if event is not None]
+        return [event for event in (first,) if event is not None] + self._waiting_events()
 
-    def _waiting_events(self) -> list[Event | None]:
-        return [self._happened.get_nowait() for _ in range(self._happened.qsize())]
+    def _waiting_events(self) -> list[Event]:
+        found = [self._happened.get_nowait() for _ in range(self._happened.qsize())]
+        return [event for event in found if event is not None]
 
     async def _finish(self) -> None:
         """Withdraw what runs, write the last checkpoint, evaluate the last version."""
@@ -268,10 +278,7 @@ class Controller:
         await self._wait_for("sync")
         await asyncio.gather(*(self._rollout.abort(episode) for episode in self._running()))
         await self._wait_for("episode")
-        events = [event for event in self._waiting_events() if event is not None]
-        actions = self._scheduler.advance(*events)
-        self._recorder.tick(events, actions)
-        self._settle_groups(actions)
+        self._settle_groups(self._advance(self._waiting_events()))
         for group in list(self._groups):
             self._give_up(group, "run_end")
         step = self._scheduler.step
@@ -390,9 +397,11 @@ class Controller:
 
     async def _train(self, version: int, groups: tuple[int, ...]) -> None:
         step = self._scheduler.step
-        states = [self._groups.pop(group) for group in groups]
+        if step > self._start.step and step % self._config.checkpoint.every == 0:
+            await self._checkpoint(step)
+        states = {group: self._groups.pop(group) for group in groups}
         consumed = []
-        for group, state in zip(groups, states, strict=True):
+        for group, state in states.items():
             episodes = [ref.id for _, ref in sorted(state.members.items())]
             consumed += [
                 Consumed(episode=episode, finished_version=state.finished_version[episode])
@@ -401,23 +410,25 @@ class Controller:
             self._recorder.claim(group, version=version, step=step, episodes=episodes)
         discarded, self._discarded = tuple(self._discarded), []
         report = await self._learner.update(step, tuple(consumed), discarded)
+        await self._note_activity()
+        self._reported.append((report, states))
+        self._happened.put_nowait(TrainingFinished(report.version))
+
+    def _commit(self, report: StepReport, states: dict[int, _Group]) -> None:
+        """A step is over: its version exists, or it learned nothing and its groups are dropped."""
         self._recorder.trained(report)
         if report.manifest is None:
-            for group, state in zip(groups, states, strict=True):
+            for group, state in states.items():
                 self._recorder.drop(
-                    group, version=version, reason="no_contrast", episodes=state.attempts
+                    group, version=report.version, reason="no_contrast", episodes=state.attempts
                 )
         else:
             self._manifests[report.version] = report.manifest
-            self._trained["episodes"] += len(report.trained)
-            for state in states:
-                self._stream.commit(state.draw)
-        await self._note_activity()
-        if (step + 1) % self._config.checkpoint.every == 0:
-            await self._checkpoint(step + 1)
+            self._trained += len(report.trained)
+        for state in states.values():
+            self._stream.commit(state.draw)
         every = self._config.eval.every
-        self._evaluation_due |= bool(every) and (step + 1) % every == 0
-        self._happened.put_nowait(TrainingFinished(report.version))
+        self._evaluation_due |= bool(every) and (report.step + 1) % every == 0
         self._on_step(self._progress(report))
 
     async def _sync(self, engine: int, version: int) -> None:
@@ -500,7 +511,7 @@ class Controller:
             max_lag=int(metrics["gap/lag"].max) if "gap/lag" in metrics else None,
             mean_abs_gap=mean("gap/abs_log_ratio"),
             ess=mean("ess/applied_tokens"),
-            episodes_per_s=self._trained["episodes"] / (time.monotonic() - self._t_start),
+            episodes_per_s=self._trained / (time.monotonic() - self._t_start),
             running=self._scheduler.num_running,
             waiting_groups=self._scheduler.num_buffered,
             who_waits=self._scheduler.waits_for,
