@@ -90,6 +90,7 @@ def test_c03_an_episode_without_action_token_leaves_its_peers_alone():
     without = correct(ratio_gap([[0.1], [0.2]], rewards=[0, 1]), preset="tis", advantage="group")
     assert with_empty.advantages.tolist() == without.advantages.tolist() == [-0.5, 0.5]
     assert with_empty.metrics["excluded/empty_episodes"].sum == 1
+    assert with_empty.metrics["excluded/garbage_episodes"].sum == 0
     assert with_empty.denominator == 2
 
 

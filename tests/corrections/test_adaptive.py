@@ -64,6 +64,11 @@ def test_equal_advantages_measure_the_second_moment():
     assert float(run([0.0, LN3], [0.0, 0.0]).inflation) == 0.0
 
 
+def test_tiny_advantages_inflate_nothing():
+    # std(A·w̄) = 2e-6 over std(A) + ε = 2e-6.
+    assert float(run([0.0, LN3], [1e-6, -1e-6]).inflation) == 0.0
+
+
 def test_without_tokens_nothing_is_mixed():
     found = run([], [])
     assert found.weight.shape == (0,)

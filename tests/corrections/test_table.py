@@ -60,6 +60,11 @@ def test_weights_worked_out_by_hand():
     assert correct(gap, preset="mis").weight.tolist() == pytest.approx([0, 1, 4, 0])
 
 
+def test_a_ratio_equal_to_the_cap_is_not_over_it():
+    gap = ratio_gap([[math.log(2.0)], [math.log(2.1)]])
+    assert correct(gap, preset="tis").metrics["weight/over_cap"].sum == 1
+
+
 def test_adaptive_weights_are_those_of_the_kept_tokens_alone():
     # The two tokens of the golden example beside a missing log-prob and a group without contrast.
     gap = ratio_gap(

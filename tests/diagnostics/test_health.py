@@ -45,6 +45,10 @@ def test_every_verdict_states_value_rule_and_reason():
     assert all(v.message and v.rule for v in verdicts.values())
 
 
+def test_weights_of_which_only_the_largest_is_one_are_active():
+    assert "correction_active" not in failed(ratio_gap([[0.0, -0.7], [0.0]]))
+
+
 def test_a_batch_of_groups_without_contrast_rejects_nothing():
     gap = ratio_gap([[0.1], [0.2]], rewards=[1, 1])
     assert failed(gap) == set()

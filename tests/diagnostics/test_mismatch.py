@@ -35,7 +35,7 @@ def test_figures_worked_out_by_hand():
 
 
 def test_probability_bins_are_closed_below_and_the_last_above():
-    p = [0.05, 0.1000001, 0.4999999, 0.5000001, 0.9000001, 1.0]
+    p = [0.05, 0.1000001, 0.4999999, 0.5, 0.9000001, 1.0]
     logs = torch.tensor(p).log().tolist()
     found = mismatch(make_gap([[x + 0.5 for x in logs]], [logs]))
     assert [b.tokens for b in found.by_probability] == [1, 2, 1, 2]

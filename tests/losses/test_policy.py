@@ -59,6 +59,7 @@ def test_what_is_not_kept_reaches_neither_loss_nor_gradient(bad):
     logp, found = run([0.1, bad], [1.0, bad], weight=[1.0, bad], keep=[True, False])
     loss = token_sum(found.per_token, torch.tensor([True, False]), denominator=2.0)
     loss.backward()
+    assert found.per_token[1] == 0
     assert loss.item() == pytest.approx(-math.exp(0.1) / 2)
     assert logp.grad[0] != 0
     assert logp.grad[1] == 0

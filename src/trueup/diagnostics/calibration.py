@@ -58,5 +58,5 @@ def clustered_mean(gap: PolicyGap) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     error = (episodes / (episodes - 1).clamp(min=1)).sqrt() * spread
     defined = episodes >= 2
     error = torch.where(defined, error.clamp(min=_ROUNDING), 0.0)
-    z = torch.where(defined, (mean - 1) / error.clamp(min=_ROUNDING), 0.0)
+    z = torch.where(defined, (mean - 1) / error, 0.0)
     return tokens, episodes, mean, error, z

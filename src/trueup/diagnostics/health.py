@@ -79,7 +79,7 @@ def _about_tokens(
         return ()
     kept = metrics["kept/tokens"].sum
     applied, size = metrics.get("weight/applied", _NONE), metrics.get("gap/abs_log_ratio", _NONE)
-    all_ones = kept > 0 and applied.max == 1 and applied.sum == kept
+    all_ones = applied.max == 1 and applied.sum == kept
     ess = metrics.get("ess/applied_tokens", _NONE).mean
     kl = -metrics.get("gap/log_ratio", _NONE).mean
     z = metrics.get("gap/calibration_z", _NONE).mean

@@ -70,7 +70,7 @@ def mismatch(gap: PolicyGap) -> Mismatch:
     k3 = exp_clamped(d) - 1 - d
     ordered = size.sort().values
     sums = d.new_zeros(gap.num_episodes).index_add(0, gap.episode[valid], d)
-    probability = behaviour.exp().clamp(max=1.0)
+    probability = gap.logp_behaviour[valid].exp()  # float32, where the edges are exact
     figures = {
         "abs_mean": safe_mean(size),
         "abs_median": quantile(ordered, 0.5),
@@ -83,7 +83,7 @@ def mismatch(gap: PolicyGap) -> Mismatch:
         "probability_mean": safe_mean((target.exp() - behaviour.exp()).abs()),
         "episode_sum_max": sums.abs().max() if len(sums) else d.new_zeros(()),
     }
-    edges = torch.tensor(PROBABILITY_BINS[1:-1], dtype=d.dtype, device=d.device)
+    edges = torch.tensor(PROBABILITY_BINS[1:-1], device=d.device)
     lags, lag_index = distinct(gap.lag[valid])
     limits = [float(lag) for lag in lags.tolist()]
     return Mismatch(
