@@ -143,7 +143,8 @@ def decode_rates(model: LlamaForCausalLM, core: EmbeddedCore) -> dict[str, float
         counts=np.ones(SLOTS, dtype=np.int64),
         tokens=rng.integers(0, VOCABULARY, SLOTS),
     )
-    core.close()
+    for row in range(SLOTS):
+        core.release(f"decode-{row}")
     network = core._network
     forward_s = _seconds(lambda: network.forward(batch), n)
     logits, u = network.forward(batch), torch.from_numpy(rng.random(SLOTS))

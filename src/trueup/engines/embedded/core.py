@@ -223,9 +223,12 @@ class EmbeddedCore:
         return aborted
 
     def close(self) -> list[Completion]:
-        """Release every session; returns what was aborted."""
+        """Release every session and the memory; returns what was aborted."""
         names = [*self._sessions, *self._newcomers]
-        return [ended for name in names if (ended := self.release(name)) is not None]
+        aborted = [ended for name in names if (ended := self.release(name)) is not None]
+        self._network.close()
+        self._weights.close()
+        return aborted
 
     def _admit(self) -> None:
         for session in self._returning:

@@ -41,6 +41,7 @@ class EmbeddedEngine:
         self._pump: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
         self._fault: EngineFault | None = None
+        self._closed = False
 
     async def info(self) -> EngineInfo:
         """See `Engine.info`."""
@@ -137,9 +138,10 @@ class EmbeddedEngine:
         """Digest of the memory that is served now, computed from that memory.
 
         Raises:
-            EngineFault: Nothing is served yet.
+            EngineFault: Nothing is served yet, or closed.
         """
         async with self._loading:
+            self._demand_open()
             return await asyncio.to_thread(self._core.attest)
 
     async def activity(self) -> list[Activity]:
@@ -148,8 +150,12 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """See `Engine.close`; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
         self._fault = self._fault or EngineFault(field="engine", rule="open", value="closed")
-        self._deliver(self._core.close())
+        async with self._loading:
+            self._deliver(self._core.close())
         if self._pump is not None:
             await asyncio.wait([self._pump])
 

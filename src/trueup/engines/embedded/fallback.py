@@ -59,6 +59,11 @@ class ModuleNetwork:
         """See `network.Network.clear`."""
         self._caches[slot] = None
 
+    def close(self) -> None:
+        """See `network.Network.close`."""
+        self._caches = []
+        del self._module
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """See `network.Network.forward`."""

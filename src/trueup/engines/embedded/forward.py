@@ -49,6 +49,17 @@ class _Layer:
     down_bias: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The weights that are served."""
+
+    embed: Tensor
+    layers: list[_Layer]
+    norm: Tensor
+    head: Tensor
+    head_bias: Tensor | None
+
+
 class SlimNetwork:
     """The slim forward; see `network.Network`."""
 
@@ -89,7 +100,7 @@ class SlimNetwork:
             kv_heads=self._kv_heads,
             dtype=model.dtype,
         )
-        self._layers: list[_Layer] = []
+        self._bound: _Bound | None = None
 
     @staticmethod
     def serves(config: Any) -> bool:
@@ -105,10 +116,6 @@ class SlimNetwork:
     def bind(self, parameters: Parameters) -> None:
         """See `network.Network.bind`."""
         get, fused = parameters.named.get, parameters.fused
-        self._embed = parameters.named["model.embed_tokens.weight"]
-        self._norm = parameters.named["model.norm.weight"]
-        self._head = parameters.named[self._head_name]
-        self._head_bias = get("lm_head.bias")
         layers = []
         for index in range(self._layers_count):
             block = f"model.layers.{index}"
@@ -129,7 +136,13 @@ class SlimNetwork:
                     down_bias=get(f"{mlp}.down_proj.bias"),
                 )
             )
-        self._layers = layers
+        self._bound = _Bound(
+            embed=parameters.named["model.embed_tokens.weight"],
+            layers=layers,
+            norm=parameters.named["model.norm.weight"],
+            head=parameters.named[self._head_name],
+            head_bias=get("lm_head.bias"),
+        )
 
     def keep(self, slot: int, length: int) -> int:
         """See `network.Network.keep`; positions behind `length` are masked until overwritten."""
@@ -139,12 +152,18 @@ class SlimNetwork:
         """See `network.Network.clear`."""
         self.cache.clear(slot)
 
+    def close(self) -> None:
+        """See `network.Network.close`."""
+        self._bound, self.cache.layers = None, []
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """See `network.Network.forward`."""
+        bound = self._bound
+        assert bound is not None, "bind comes before forward"
         plan = self._planner.plan(batch)
-        x = F.embedding(plan.tokens, self._embed)
-        for index, layer in enumerate(self._layers):
+        x = F.embedding(plan.tokens, bound.embed)
+        for index, layer in enumerate(bound.layers):
             normed = self._rms(x, layer.norm_in)
             if plan.last is not None and index == self._layers_count - 1:
                 attended = self._attend_last(index, layer, normed, plan)
@@ -155,7 +174,7 @@ class SlimNetwork:
             gate_up = F.linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
             x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
-        return F.linear(self._rms(x, self._norm), self._head, self._head_bias).float()
+        return F.linear(self._rms(x, bound.norm), bound.head, bound.head_bias).float()
 
     def _attend(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
         """[M, hidden] -> [M, H·D]."""

@@ -99,6 +99,10 @@ class Network(Protocol):
         """Forget a slot, whatever is in it."""
         ...
 
+    def close(self) -> None:
+        """Let go of the parameters and of the cache; nothing is computed after this."""
+        ...
+
 
 def build_network(model: PreTrainedModel, slots: int, device: torch.device) -> Network:
     """The forward for an architecture.

@@ -93,6 +93,10 @@ class DoubleBuffer:
         self._shadow, self._serving = self._serving, served
         return served
 
+    def close(self) -> None:
+        """Let go of both sets."""
+        self._serving = self._shadow = self._staged = None
+
     def attest(self) -> str:
         """Digest of the memory that is served now.
 
