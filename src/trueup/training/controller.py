@@ -180,8 +180,9 @@ class Controller:
         self._evaluation_due = False
         self._failures_in_a_row = 0
         self._trained = 0
-        self._reported: list[tuple[StepReport, dict[int, _Group]]] = []
-        """The step that the learner has finished and the scheduler does not know of yet."""
+        self._reported: list[tuple[StepReport, Sequence[int]]] = []
+        """The step that the learner has finished and the scheduler does not know of yet, and the
+        draws it consumed."""
         self._t_start = time.monotonic()
 
     def interrupt(self, reason: str) -> None:
@@ -411,22 +412,17 @@ class Controller:
         discarded, self._discarded = tuple(self._discarded), []
         report = await self._learner.update(step, tuple(consumed), discarded)
         await self._note_activity()
-        self._reported.append((report, states))
+        self._reported.append((report, [state.draw for state in states.values()]))
         self._happened.put_nowait(TrainingFinished(report.version))
 
-    def _commit(self, report: StepReport, states: dict[int, _Group]) -> None:
-        """A step is over: its version exists, or it learned nothing and its groups are dropped."""
+    def _commit(self, report: StepReport, draws: Sequence[int]) -> None:
+        """A step is over: its version exists, or it learned nothing and was skipped."""
         self._recorder.trained(report)
-        if report.manifest is None:
-            for group, state in states.items():
-                self._recorder.drop(
-                    group, version=report.version, reason="no_contrast", episodes=state.attempts
-                )
-        else:
+        if report.manifest is not None:
             self._manifests[report.version] = report.manifest
-            self._trained += len(report.trained)
-        for state in states.values():
-            self._stream.commit(state.draw)
+            self._trained += len(report.episodes)
+        for draw in draws:
+            self._stream.commit(draw)
         every = self._config.eval.every
         self._evaluation_due |= bool(every) and (report.step + 1) % every == 0
         self._on_step(self._progress(report))

@@ -129,7 +129,7 @@ class Learner:
             step=step,
             version=self._trainer.version,
             manifest=manifest,
-            trained=tuple(item.episode for item in consumed) if result.updates else (),
+            episodes=tuple(item.episode for item in consumed),
             tokens=batch.num_tokens,
             metrics=tuple(_value(name, metric) for name, metric in metrics.items()),
             phases=phases.seconds,

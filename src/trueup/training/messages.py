@@ -63,8 +63,8 @@ class StepReport:
     """Version after the step; that before it if nothing was learned."""
     manifest: WeightManifest | None
     """Of the published version; None if nothing was learned."""
-    trained: tuple[str, ...]
-    """Episodes with a token in the loss or in a baseline."""
+    episodes: tuple[str, ...]
+    """Those it consumed."""
     tokens: int
     """Action tokens consumed."""
     metrics: tuple[MetricValue, ...]

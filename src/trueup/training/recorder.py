@@ -111,7 +111,7 @@ class Recorder:
         self._note("drop", group=group, version=version, payload=payload)
 
     def trained(self, report: StepReport) -> None:
-        """A training step is over; it committed a version if it published one."""
+        """A training step is over; it committed a version if it published one, else it is skipped."""
         self._note(
             "train",
             actor="trainer",
@@ -128,16 +128,18 @@ class Recorder:
             StepRow(
                 step=report.step,
                 version=report.version,
-                episodes=len(report.trained),
+                episodes=len(report.episodes),
                 tokens=report.tokens,
                 t0=report.t0,
                 t1=report.t1,
             )
         )
+        kind = "skip"
         if report.manifest is not None:
+            kind = "commit"
             self.published(report.manifest, *report.t_publish)
-            payload = {"step": report.step, "episodes": list(report.trained)}
-            self._note("commit", version=report.version, payload=payload)
+        payload = {"step": report.step, "episodes": list(report.episodes)}
+        self._note(kind, version=report.version, payload=payload)
 
     def published(self, manifest: WeightManifest, t0: float, t1: float) -> None:
         """A version can be fetched."""
