@@ -24,8 +24,8 @@ drop        group version                     reason (stale | failed | zero_vari
 train       version                           step, t0, t1, phases {name: seconds}
 commit      version                           step, episodes [ids trained]; version = the one
                                               produced, step + 1
-skip        version                           step, episodes consumed by a step that learned nothing:
-                                              no version came of it, its groups are refunded
+skip        version                           step, episodes of a step that learned nothing: no
+                                              version came of it and its groups are refunded
 publish     version                           digest, nbytes, n_changed, t0, t1
 apply       engine version                    epoch, digest, t_start, t_staged, t_end,
                                               tokens_recomputed

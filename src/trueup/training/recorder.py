@@ -111,7 +111,7 @@ class Recorder:
         self._note("drop", group=group, version=version, payload=payload)
 
     def trained(self, report: StepReport) -> None:
-        """A training step is over; it committed a version if it published one, else it is skipped."""
+        """A training step is over: committed if it published a version, else skipped."""
         self._note(
             "train",
             actor="trainer",
