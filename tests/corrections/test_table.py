@@ -7,14 +7,28 @@ import pytest
 import torch
 
 from support.gaps import ratio_gap
-from trueup.config import CorrectionConfig
-from trueup.corrections.compose import apply, correct
+from trueup.config import CorrectionConfig, TrainConfig
+from trueup.corrections.compose import ZeroVarianceKind, apply, correct
 from trueup.corrections.table import PRESETS, explain
 from trueup.errors import ConfigError
+from trueup.losses.advantages import AdvantageKind
+from trueup.losses.reduce import DenominatorKind
 
 
 def test_the_configuration_offers_exactly_the_presets_of_the_table():
     assert get_args(CorrectionConfig.model_fields["preset"].annotation) == tuple(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "kind"),
+    [
+        (TrainConfig, "advantage", AdvantageKind),
+        (TrainConfig, "zero_variance", ZeroVarianceKind),
+        (CorrectionConfig, "denominator", DenominatorKind),
+    ],
+)
+def test_the_configuration_offers_exactly_the_choices_of_the_code(section, field, kind):
+    assert get_args(section.model_fields[field].annotation) == get_args(kind)
 
 
 def test_an_unknown_preset_names_the_nearest():

@@ -90,10 +90,9 @@ def apply(
 
     counted = _any_token(gap, ratios.keep if preset.level.whole_episode else valid)
     grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
-    present = grouped.contrast | counted.new_tensor(zero_variance == "keep")
-    keep = ratios.keep & (counted & present)[gap.episode]
+    stays = grouped.contrast if zero_variance != "keep" else torch.ones_like(grouped.contrast)
     over_bound = torch.zeros_like(valid) if max_lag is None else gap.lag > max_lag
-    keep = keep & ~over_bound
+    keep = ratios.keep & stays[gap.episode] & ~over_bound
 
     ratios = replace(ratios, keep=keep, advantage=grouped.value[gap.episode])
     if preset.signed_filter is not None:
@@ -101,9 +100,9 @@ def apply(
     weights = preset.weight(ratios, constants)
     outcome = Outcome(
         log_ratio=log_ratio,
-        weight=torch.where(ratios.keep, weights.weight, 0.0).detach(),
+        weight=torch.where(ratios.keep, weights.weight, 0.0),
         keep=ratios.keep,
-        present=present[gap.episode],
+        present=stays[gap.episode],
         counted=counted,
         grouped=grouped,
         over_bound=over_bound,
