@@ -1,28 +1,13 @@
 """Prove from a run's records that nothing was lost, trained twice, mislabelled or too stale.
 
 The audit reads only the run directory and changes nothing; it may be run on a live run, a finished
-one, or one that was killed, which is clean up to its last row. What it checks, by name:
-
-=========  ========================================================================================
-chain      rows hash to their chain; no row, and no row of an actor, is missing
-schema     payloads hold what their kind must carry (nothing below is checked where they do not)
-I1         every attempt issued is trained, dropped with a reason, failed, or left over; once
-I2         an episode is trained in at most one surviving step
-I3         groups close once, with a reason; missing members are explained
-I4         every span's (engine, epoch, version) was applied before, with the digest published
-I5         no token beyond the staleness bound is consumed (under `mask`: is kept)
-I7         failed and withdrawn attempts have no reward and are never trained
-I8         every kept token has a finite behaviour log-prob
-versions   commits add one; a step's version is step + 1; rows carry the trainer's version
-staleness  ages from recorded versions = bumps counted; trained ≤ all; mean within admission
-table      the episode table is what the ledger says was trained, token for token
-=========  ========================================================================================
+one, or one that was killed, which is clean up to its last row. What it checks is `MEANINGS`.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +21,23 @@ from trueup.records.audit.table import table_agrees
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
 
-__all__ = ["INVARIANTS", "Violation", "audit"]
+__all__ = ["INVARIANTS", "MEANINGS", "Violation", "audit"]
+
+MEANINGS: Mapping[str, str] = {
+    "chain": "rows hash to their chain; no row, and no row of an actor, is missing",
+    "schema": "payloads hold what their kind must carry (else nothing below is checked)",
+    "I1": "every attempt issued is trained, dropped with a reason, failed, or left over; once",
+    "I2": "an episode is trained in at most one surviving step",
+    "I3": "groups close once, with a reason; missing members are explained",
+    "I4": "every span's (engine, epoch, version) was applied before, with the digest published",
+    "I5": "no token beyond the staleness bound is consumed (under `mask`: is kept)",
+    "I7": "failed and withdrawn attempts have no reward and are never trained",
+    "I8": "every kept token has a finite behaviour log-prob",
+    "versions": "commits add one; a step's version is step + 1; rows carry the trainer's version",
+    "staleness": "ages by recorded versions = bumps counted; trained ≤ all; mean within admission",
+    "table": "the episode table is what the ledger says was trained, token for token",
+}
+"""Every invariant by name, in the order in which they are checked."""
 
 INVARIANTS = (
     lifecycle.attempts_are_conserved,
@@ -58,7 +59,7 @@ class Violation:
     """A rule that the records break."""
 
     invariant: str
-    """Its name, as in the table of `trueup.records.audit`."""
+    """Its name, a key of `MEANINGS`."""
     rows: tuple[int, ...]
     """`seq` of the offending rows of the ledger, ascending; empty if it is about no single row."""
     message: str
