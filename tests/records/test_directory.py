@@ -56,3 +56,15 @@ def test_files_have_fixed_names(tmp_path):
     assert run.log("engine-0").name == "engine-0.log"
     with pytest.raises(RunDirectoryError, match="actor"):
         run.log("../engine")
+
+
+def test_a_planned_directory_is_refused_like_a_created_one_and_not_made(tmp_path):
+    root = tmp_path / "runs"
+    assert RunDirectory.planned(root, "a").path == root / "a"
+    assert not root.exists()
+    RunDirectory.create(root, "a")
+    RunDirectory.planned(root, "a").ledger.touch()
+    with pytest.raises(RunDirectoryError, match="new or empty"):
+        RunDirectory.planned(root, "a")
+    with pytest.raises(RunDirectoryError, match="run must be 1 to 100 of"):
+        RunDirectory.planned(root, "../a")

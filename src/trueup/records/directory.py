@@ -40,8 +40,15 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The name is not allowed, leads out of `root`, or is taken.
         """
+        run = cls.planned(root, name)
+        for folder in (run.path, run.episodes, run.checkpoints, run.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @classmethod
+    def planned(cls, root: Path, name: str) -> RunDirectory:
+        """The directory that `create` would make, which is not made; see there for the errors."""
         checked_name(name)
-        root.mkdir(parents=True, exist_ok=True)
         path = root.resolve() / name
         if path.resolve() != path:
             rule = f"a directory inside {root}"
@@ -49,10 +56,7 @@ class RunDirectory:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             rule = "a new or empty directory (resume continues an existing run)"
             raise RunDirectoryError(field="run", rule=rule, value=str(path))
-        run = cls(path)
-        for folder in (run.path, run.episodes, run.checkpoints, run.logs):
-            folder.mkdir(exist_ok=True)
-        return run
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
