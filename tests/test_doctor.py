@@ -76,3 +76,11 @@ def test_a_missing_file_system_is_not_taken_for_the_root() -> None:
 
 def test_missing_git_is_found() -> None:
     assert not doctor.check_git(None).ok
+
+
+def test_only_what_nothing_trains_without_is_required() -> None:
+    optional = {check.name for check in doctor.diagnose() if not check.required}
+    assert optional == {"cores", "git"}
+    assert not doctor.check_cores(1).required
+    assert not doctor.check_git(None).required
+    assert doctor.check_torch(finder()).required

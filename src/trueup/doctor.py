@@ -40,6 +40,8 @@ class Check:
     """What was found."""
     advice: str = ""
     """What to do; empty when ok."""
+    required: bool = True
+    """Nothing trains without it."""
 
 
 def diagnose() -> list[Check]:
@@ -116,9 +118,8 @@ def check_package(
 
 def check_cores(cores: int) -> Check:
     """Cores that this process may use."""
-    return _check(
-        "cores", cores >= MIN_CORES, str(cores), "trainer and engine will take turns on one core"
-    )
+    advice = "trainer and engine will take turns on one core"
+    return _check("cores", cores >= MIN_CORES, str(cores), advice, required=False)
 
 
 def check_memory(available_bytes: int | None) -> Check:
@@ -168,13 +169,14 @@ def check_git(path: str | None) -> Check:
     """Git, by which a run records the code it ran."""
     advice = "install git: without it a run's manifest names no commit"
     if path is None:
-        return _check("git", False, "not installed", advice)
+        return _check("git", False, "not installed", advice, required=False)
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return _check("git", answer.returncode == 0, answer.stdout.strip(), advice)
+    works = answer.returncode == 0
+    return _check("git", works, answer.stdout.strip(), advice, required=False)
 
 
-def _check(name: str, ok: bool, value: str, advice: str) -> Check:
-    return Check(name=name, ok=ok, value=value, advice="" if ok else advice)
+def _check(name: str, ok: bool, value: str, advice: str, *, required: bool = True) -> Check:
+    return Check(name=name, ok=ok, value=value, advice="" if ok else advice, required=required)
 
 
 def _gib(size_bytes: int) -> str:
