@@ -65,3 +65,11 @@ def test_a_vocabulary_may_be_a_list_of_scored_pieces(writer):
     listed = json.dumps({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}})
     (run.directory.checkpoint(1) / "tokenizer.json").write_text(listed)
     assert vocabulary(run.close()) == {0: "a", 1: "b"}
+
+
+def test_a_gap_counts_whatever_its_sign(writer, row):
+    run = writer()
+    write_step(run.directory, 0, [row("a", engine=-0.25)])
+    (sample,) = samples(run.close())
+    assert "gap -0.250" in sample.tokens[3].detail
+    assert "gap-3" in render(sample)

@@ -7,6 +7,7 @@ import pytest
 from trueup.diagnostics.metrics import Metric
 from trueup.records.tokens import write_step
 from trueup.reports.charts import draw, has_data, legend
+from trueup.reports.figure_data import MAX_BARS, stacked
 from trueup.reports.figures import figures_of, floor, wilson
 from trueup.reports.run import read_run
 from trueup.reports.summary import summary_of
@@ -62,7 +63,7 @@ def test_gap_parts_floor_and_weights_come_from_the_tokens(writer, row):
     fine = {"step_version": 2, "engine": 0.01}
     rows = [
         row("a", staleness=0.1, version=1, weight=1.5, **fine),
-        row("b", staleness=0.0, version=2, weight=1.0, **fine),
+        row("b", staleness=0.0, version=2, weight=1.0, keep=False, **fine),
         row("c", staleness=9.0, version=0, trained=False),
     ]
     write_step(run.directory, 3, rows)
@@ -74,7 +75,7 @@ def test_gap_parts_floor_and_weights_come_from_the_tokens(writer, row):
     assert floor([step]) == step.engine_part
     assert step.lag_in_flight == 0.5
     assert step.lag_in_queue == 0
-    assert step.weights == {30: 4, 20: 4}  # bins of .05
+    assert step.weights == {30: 4, 0: 4}  # bins of .05; what is not kept weighs 0
 
 
 def test_staleness_shows_the_bound_even_if_no_token_reaches_it(writer):
@@ -119,3 +120,23 @@ def test_effective_size_is_missing_where_a_step_had_no_loss(writer):
         run.ledger.record_metrics(step, {"ess/applied_tokens": Metric.of(value)})
     (applied,) = all_figures(run.close())["ess"]["series"]
     assert applied["y"] == [None, 0.9]
+
+
+def test_a_metric_that_is_no_number_is_a_hole(writer):
+    run = writer()
+    broken = Metric(sum=float("nan"), count=1, min=0, max=0)
+    run.ledger.record_metrics(0, {"gap/abs_log_ratio": Metric.of(0.5)})
+    run.ledger.record_metrics(1, {"gap/abs_log_ratio": broken})
+    assert read_run(run.close()).series("gap/abs_log_ratio") == ([0.0, 1.0], [0.5, None])
+
+
+def test_bars_of_a_long_run_are_means_over_several_steps():
+    axis = {"label": "", "scale": "linear"}
+    short = stacked("a", "", "", axis, [3, 5], {"x": [1.0, 2.0], "y": [0.0, 0.0]})
+    assert short["edges"] == [2.5, 3.5, 4.5, 5.5]
+    assert short["series"] == [{"name": "x", "values": [1.0, 0.0, 2.0]}]
+    steps = list(range(2 * MAX_BARS))
+    long = stacked("a", "", "", axis, steps, {"x": [float(s) for s in steps]})
+    assert long["edges"][:3] == [-0.5, 1.5, 3.5]
+    assert len(long["series"][0]["values"]) == MAX_BARS
+    assert long["series"][0]["values"][:2] == [0.5, 2.5]

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.reports.intervals import intersect, length, merge, overlap
+from trueup.reports.intervals import intersect, length, merge, overlap, within
 
 TIMES = st.integers(0, 40)
 INTERVALS = st.lists(st.tuples(TIMES, TIMES).map(lambda p: (float(min(p)), float(max(p)))))
@@ -36,3 +36,9 @@ def test_merging_keeps_what_is_covered(intervals):
     merged = merge(intervals)
     assert [covered(merged, s) for s in range(40)] == [covered(intervals, s) for s in range(40)]
     assert length(intervals) == sum(covered(intervals, s) for s in range(40))
+
+
+@given(INTERVALS, st.tuples(TIMES, TIMES))
+def test_within_is_overlap_with_one_window(intervals, ends):
+    window = (float(min(ends)), float(max(ends)))
+    assert within(merge(intervals), window) == overlap(intervals, [window])

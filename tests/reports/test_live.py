@@ -66,3 +66,13 @@ def test_the_final_table_of_an_empty_run_has_no_figures(writer):
     out.print(final_table(summarise(writer().close())))
     assert "– → –" in out.file.getvalue()
     assert "demo (unfinished)" in out.file.getvalue()
+
+
+def test_the_final_table_shows_reasons_as_text(writer):
+    run = writer()
+    run.issue(0, "a")
+    hostile = ["engine", "[bold]x[/bold]\x1b[31m", ""]
+    run.finish(1, "a", spans=[], reward=None, status="failed", failure=hostile)
+    out = console(terminal=False)
+    out.print(final_table(summarise(run.close())))
+    assert "1 engine/[bold]x[/bold]␛[31m" in out.file.getvalue()

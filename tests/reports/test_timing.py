@@ -3,7 +3,7 @@
 import pytest
 
 from trueup.reports.run import read_run
-from trueup.reports.timing import gaps, overlap_share, waits
+from trueup.reports.timing import overlap_share, periods, waits
 
 
 def train(run, step, t0, t1):
@@ -46,8 +46,8 @@ def test_a_publication_within_the_step_is_not_subtracted_twice(writer):
     train(run, 0, 0.0, 4.0)
     run.add(4, "publish", version=1, digest="", nbytes=1, n_changed=1, t0=3.5, t1=4.5)
     train(run, 1, 6.0, 9.0)
-    (gap,) = gaps(read_run(run.close()).history)
-    assert (gap.training, gap.publishing, gap.waiting) == (3.0, 0.5, 1.5)
+    (period,) = periods(read_run(run.close()).history)
+    assert (period.training, period.publishing, period.waiting) == (3.0, 0.5, 1.5)
 
 
 def test_without_a_second_step_nobody_waited(writer):

@@ -74,6 +74,7 @@ def episode_row(
     world: int = 3,
     actions: int = 4,
     trained: bool = True,
+    keep: bool = True,
 ) -> EpisodeRow:
     """A segment of `world` tokens and `actions` action tokens with constant parts of the gap."""
     lag = step_version - version
@@ -114,7 +115,7 @@ def episode_row(
         logp_target=target,
         logp_version=at_version,
         weight=[weight] * actions,
-        keep=[True] * actions,
+        keep=[keep] * actions,
         advantage=[0.5] * actions,
         lag_in_flight=[min(1, lag)] * actions,
         lag_in_queue=[lag - min(1, lag)] * actions,

@@ -21,6 +21,9 @@ from trueup.reports.svg import (
     widths,
 )
 
+MAX_HITS = 160
+"""Points of a line that tell their value when pointed at; a longer line tells some."""
+
 
 class LegendItem(NamedTuple):
     """What a colour stands for; `mark` is the shape of the sample."""
@@ -92,7 +95,7 @@ def _series(series: Series, x: Scale, y: Scale) -> list[str]:
     for piece in runs(series["x"], series["y"], above=0.0 if y.log else -math.inf):
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in piece)
         parts.append(element("polyline", class_=series["mark"], points=path))
-        for a, b in piece:
+        for a, b in piece[:: math.ceil(len(piece) / MAX_HITS)]:
             words = f"{series['name']}: {number(b)} at {number(a)}"
             radius = 2.5 if len(piece) == 1 else 5.0
             name = "dot" if len(piece) == 1 else "hit"
@@ -165,7 +168,7 @@ def _draw_bars(figure: Bars) -> Markup:
         end = at > (x0 + x1) / 2
         body.append(element("line", class_="rule", x1=at, x2=at, y1=y0, y2=y1))
         side = {"anchor": "end"} if end else {}
-        body.append(label(rule["label"], at + (-5 if end else 5), y0 + 11, name="note", **side))
+        body.append(label(rule["label"], at + (4 if end else -4), y0 - 7, name="note", **side))
     return document(box, figure["title"], body)
 
 

@@ -6,7 +6,12 @@ A missing value is None; x and y of a series have equal length.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Literal, NotRequired, TypedDict
+
+MAX_BARS = 160
+"""Bars that a reader can tell apart in one figure."""
 
 
 class Axis(TypedDict):
@@ -149,13 +154,25 @@ def stacked(
     steps: list[int],
     columns: dict[str, list[float]],
 ) -> Bars:
-    """One stacked bar per step; a step that is missing leaves a hole."""
-    first, last = (min(steps), max(steps)) if steps else (0, 0)
-    at = {step: i for i, step in enumerate(steps)}
-    filled = {
-        key: [values[at[s]] if s in at else 0.0 for s in range(first, last + 1)]
-        for key, values in columns.items()
-    }
+    """Stacked bars over steps; a long run's bars are means over several steps.
+
+    Args:
+        name: Id of the figure.
+        title: Its title.
+        caption: How to read it.
+        y: The vertical axis.
+        steps: Steps that have values; any other leaves a hole.
+        columns: Name of a series -> its value at each of `steps`.
+    """
+    first, count = (min(steps), max(steps) - min(steps) + 1) if steps else (0, 1)
+    width = math.ceil(count / MAX_BARS)
+    bins = math.ceil(count / width)
+    held = Counter((step - first) // width for step in steps)
+    filled = {key: [0.0] * bins for key in columns}
+    for key, values in columns.items():
+        for step, value in zip(steps, values, strict=True):
+            index = (step - first) // width
+            filled[key][index] += value / held[index]
     return {
         "kind": "bars",
         "id": name,
@@ -163,7 +180,7 @@ def stacked(
         "caption": caption,
         "x": {"label": "step", "scale": "linear", "integer": True},
         "y": y,
-        "edges": [s - 0.5 for s in range(first, last + 2)],
+        "edges": [first + i * width - 0.5 for i in range(bins + 1)],
         "series": [{"name": key, "values": v} for key, v in filled.items() if any(v)],
         "rules": [],
     }

@@ -186,19 +186,19 @@ def lag_parts(tokens: Sequence[StepTokens]) -> Bars:
 
 def trainer_time(records: Records) -> Bars:
     """What does the trainer do all day?"""
-    steps = timing.gaps(records.history)
+    steps = timing.periods(records.history)
     return stacked(
         "trainer-time",
         "The trainer's time",
         "Seconds from the end of one step to the end of the next. Waiting means that no step batch "
         "was complete: more slots, faster tools or a larger bound would help.",
         {"label": "seconds", "scale": "linear", "low": 0.0},
-        [g.step for g in steps],
+        [p.step for p in steps],
         {
-            "training": [g.training for g in steps],
-            "waiting for episodes": [g.waiting for g in steps],
-            "publishing": [g.publishing for g in steps],
-            "evaluating": [g.evaluating for g in steps],
+            "training": [p.training for p in steps],
+            "waiting for episodes": [p.waiting for p in steps],
+            "publishing": [p.publishing for p in steps],
+            "evaluating": [p.evaluating for p in steps],
         },
     )
 

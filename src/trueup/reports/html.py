@@ -137,8 +137,8 @@ def _sections(run_dir: Path, records: Records, summary: Summary) -> list[Markup]
             element("p", explained, class_="muted") if shown else "",
             *(episodes.render(sample) for sample in shown),
         ),
-        _folded(f"Steps ({len(records.history.steps)})", tables.steps(records)),
-        _folded(f"Versions ({len(records.versions)})", tables.versions(records)),
+        _folded(_counted("Steps", len(records.history.steps)), tables.steps(records)),
+        _folded(_counted("Versions", len(records.versions)), tables.versions(records)),
     ]
 
 
@@ -148,6 +148,11 @@ def _section(title: str, *content: str) -> Markup:
 
 def _folded(title: str, content: Markup) -> Markup:
     return element("details", element("summary", title), content)
+
+
+def _counted(title: str, rows: int) -> str:
+    shown = f"last {tables.MAX_STEPS} of {rows}" if rows > tables.MAX_STEPS else f"{rows}"
+    return f"{title} ({shown})"
 
 
 def _data(figures: Sequence[Figure], summary: Summary) -> Markup:

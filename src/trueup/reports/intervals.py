@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 Interval = tuple[float, float]
 
@@ -40,6 +42,17 @@ def intersect(left: Iterable[Interval], right: Iterable[Interval]) -> list[Inter
         else:
             j += 1
     return found
+
+
+def within(merged: Sequence[Interval], window: Interval) -> float:
+    """Time of `window` that lies in a union which `merge` made; logarithmic but for the hits."""
+    total = 0.0
+    first = max(0, bisect_right(merged, window[0], key=lambda interval: interval[0]) - 1)
+    for start, stop in islice(merged, first, None):
+        if start >= window[1]:
+            break
+        total += max(0.0, min(stop, window[1]) - max(start, window[0]))
+    return total
 
 
 def overlap(left: Iterable[Interval], right: Iterable[Interval]) -> float:

@@ -14,12 +14,14 @@ from trueup.reports.markup import Markup, element, join
 from trueup.reports.run import Records
 from trueup.reports.summary import Summary
 from trueup.reports.svg import number
-from trueup.reports.timing import gaps
+from trueup.reports.timing import periods
 from trueup.reports.tokens import StepTokens
 
+MAX_STEPS = 200
+"""Rows of the table of steps, and of versions; the ledger has them all."""
 STEP_COLUMNS = (
     *("step", "version", "episodes", "reward", "mean lag", "max lag", "|gap|"),
-    *("raw ESS", "ESS", "kept", "train s", "wait s"),
+    *("raw ESS", "ESS", "kept", "train s", "wait s", "decode"),
 )
 State = Literal["good", "bad", "plain"]
 
@@ -188,17 +190,17 @@ def phases(summary: Summary) -> Markup:
 
 def steps(records: Records) -> Markup:
     """One row per step batch."""
-    waited = {gap.step: gap for gap in gaps(records.history)}
+    waited = {period.step: period for period in periods(records.history)}
     columns = {
         name: dict(zip(*records.series(name), strict=True))
         for name in ("gap/abs_log_ratio", "ess/raw_tokens", "ess/applied_tokens", "kept/tokens")
     }
     rows = []
-    for step in records.history.steps:
+    for step in records.history.steps[-MAX_STEPS:]:
         lag = lags(step)
         tokens = sum(n for _, n in lag)
         rewards = [a.reward for a in step.arrived if a.reward is not None]
-        gap = waited.get(step.step)
+        period = waited.get(step.step)
         rows.append(
             (
                 str(step.step),
@@ -209,7 +211,8 @@ def steps(records: Records) -> Markup:
                 str(max((k for k, _ in lag), default="–")),
                 *(_or_dash(column.get(float(step.step)), ".4f") for column in columns.values()),
                 _or_dash(step.train["t1"] - step.train["t0"], ".2f"),
-                _or_dash(None if gap is None else gap.waiting, ".2f"),
+                _or_dash(None if period is None else period.waiting, ".2f"),
+                _or_dash(None if period is None else period.decoding, ".0%"),
             )
         )
     return table(STEP_COLUMNS, rows)
@@ -222,7 +225,7 @@ def versions(records: Records) -> Markup:
         same = event.payload.get("digest")
         attested.setdefault(event.version, set()).add(f"{event.engine}: {same}")
     rows = []
-    for row in records.versions:
+    for row in records.versions[-MAX_STEPS:]:
         seen = attested.get(row.version, set())
         agree = sum(entry.endswith(f": {row.digest}") for entry in seen)
         verdict = "not applied" if not seen else f"{agree} of {len(seen)} engines agree"

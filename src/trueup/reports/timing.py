@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from trueup.records.schema import Event
 from trueup.reports.history import History
-from trueup.reports.intervals import Interval, intersect, length, merge, overlap
+from trueup.reports.intervals import Interval, length, merge, overlap, within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """The time before one training step, by what filled it; seconds."""
+class Period:
+    """From the end of one training step to the end of the next, by what filled it; seconds."""
 
     step: int
     training: float
@@ -94,30 +94,30 @@ def phases(history: History) -> dict[str, tuple[float, float]]:
     return {n: (s / steps, s / busy if busy else 0.0) for n, s in total.items()}
 
 
-def gaps(history: History) -> list[Gap]:
-    """One entry per training step but the first of each session: what came before it, and it."""
-    found: list[Gap] = []
+def periods(history: History) -> list[Period]:
+    """One entry per training step but the first of each session."""
+    found: list[Period] = []
     for session in history.sessions:
         trains = [e for e in session if e.kind == "train"]
-        published = [(e.payload["t0"], e.payload["t1"]) for e in session if e.kind == "publish"]
+        published = merge(
+            (e.payload["t0"], e.payload["t1"]) for e in session if e.kind == "publish"
+        )
         evaluated = [e.t_mono for e in session if e.kind == "eval"]
         decoded = merge(decoding(session))
         for before, after in pairwise(trains):
             idle = (before.payload["t1"], after.payload["t0"])
             period = (before.payload["t1"], after.payload["t1"])
-            publishing = overlap(published, [idle])
+            publishing = within(published, idle)
             rest = max(0.0, idle[1] - idle[0] - publishing)
             is_eval = any(idle[0] <= t <= idle[1] for t in evaluated)
             found.append(
-                Gap(
+                Period(
                     step=int(after.payload["step"]),
                     training=after.payload["t1"] - after.payload["t0"],
                     publishing=publishing,
                     evaluating=rest if is_eval else 0.0,
                     waiting=0.0 if is_eval else rest,
-                    decoding=length(intersect(decoded, [period])) / (period[1] - period[0])
-                    if period[1] > period[0]
-                    else 0.0,
+                    decoding=within(decoded, period) / max(period[1] - period[0], 1e-9),
                 )
             )
     return found
@@ -125,16 +125,16 @@ def gaps(history: History) -> list[Gap]:
 
 def waits(history: History) -> Waits | None:
     """Who waited for whom; None before the second training step."""
-    steps = gaps(history)
-    total = sum(g.training + g.publishing + g.evaluating + g.waiting for g in steps)
+    steps = periods(history)
+    total = sum(p.training + p.publishing + p.evaluating + p.waiting for p in steps)
     if not total:
         return None
     engine = _engine_shares(history)
     return Waits(
-        trainer_training=sum(g.training for g in steps) / total,
-        trainer_publishing=sum(g.publishing for g in steps) / total,
-        trainer_evaluating=sum(g.evaluating for g in steps) / total,
-        trainer_waiting=sum(g.waiting for g in steps) / total,
+        trainer_training=sum(p.training for p in steps) / total,
+        trainer_publishing=sum(p.publishing for p in steps) / total,
+        trainer_evaluating=sum(p.evaluating for p in steps) / total,
+        trainer_waiting=sum(p.waiting for p in steps) / total,
         engine_decoding=engine["decoding"],
         engine_loading=engine["loading"],
         engine_idle=engine["idle"],

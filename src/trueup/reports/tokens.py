@@ -1,7 +1,7 @@
 """Reads the episode table: what each step's tokens say about the gap, their lag and their weights.
 
 One file per step is read at a time and only the columns that are needed, so that memory does not
-grow with the run. Only consumed segments count; dropped and failed ones are in the files as well.
+grow with the run. Dropped and failed segments are rows too, but without computed columns.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure_steps(run_dir: Path) -> tuple[list[StepTokens], list[str]]:
         except DataError as error:
             notes.append(error.message.splitlines()[0])
             continue
-        found.append(_measure(step, table.filter(table["logp_target"].is_valid())))
+        found.append(_measure(step, table))
     if not found and not notes:
         notes.append("No step has an episode table: figures of tokens are empty.")
     return found, notes
