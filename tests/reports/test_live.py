@@ -76,3 +76,12 @@ def test_the_final_table_shows_reasons_as_text(writer):
     out = console(terminal=False)
     out.print(final_table(summarise(run.close())))
     assert "1 engine/[bold]x[/bold]␛[31m" in out.file.getvalue()
+
+
+def test_on_a_narrow_terminal_only_the_words_give_way():
+    out = Console(file=io.StringIO(), force_terminal=True, width=72, color_system=None)
+    with LiveView(9, console=out) as view:
+        view.update(snapshot(1, episodes_per_s=88.1, who_waits="trainer waits for " + "x" * 60))
+    rows = [line for line in out.file.getvalue().splitlines() if "0.0300" in line]
+    assert rows
+    assert all("88.1" in row and "0.970" in row and "…" in row for row in rows)

@@ -80,10 +80,15 @@ class LiveView:
 
     def _picture(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
-        for heading in HEADINGS:
+        *figures, words = HEADINGS
+        for heading in figures:
             table.add_column(heading, justify="right", no_wrap=True)
+        # The one column that gives way on a narrow terminal; its cells stay on one line.
+        table.add_column(words)
         for row in self._rows:
-            table.add_row(*(_text(cell) for cell in _cells(row)))
+            *cells, waits = map(_text, _cells(row))
+            waits.no_wrap, waits.overflow = True, "ellipsis"
+            table.add_row(*cells, waits)
         return Group(self._bar, table, self._status())
 
     def _status(self) -> Text:
