@@ -78,6 +78,10 @@ class LogicalEventLoop(asyncio.SelectorEventLoop):
         self._selector_hook.due.append((outside, delivered))
         return delivered
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for the executor's threads; a time-out in logical seconds would pass at once."""
+        await super().shutdown_default_executor()
+
 
 class _LogicalSelector:
     """A selector that knows when the loop has nothing left to do.
