@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from trueup.records.files import write_atomic
 from trueup.reports import episodes, tables
@@ -150,6 +151,15 @@ def _folded(title: str, content: Markup) -> Markup:
     return element("details", element("summary", title), content)
 
 
+def _rounded(value: Any) -> Any:
+    """The same tree with floats to six significant digits, which no figure resolves."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _counted(title: str, rows: int) -> str:
     shown = f"last {tables.MAX_STEPS} of {rows}" if rows > tables.MAX_STEPS else f"{rows}"
     return f"{title} ({shown})"
@@ -158,7 +168,9 @@ def _counted(title: str, rows: int) -> str:
 def _data(figures: Sequence[Figure], summary: Summary) -> Markup:
     """The numbers behind the page; `<`, `>` and `&` are escaped, so the block cannot be left."""
     stored = json.dumps(
-        {"summary": summary.as_json(), "figures": figures}, separators=(",", ":"), allow_nan=False
+        _rounded({"summary": summary.as_json(), "figures": figures}),
+        separators=(",", ":"),
+        allow_nan=False,
     )
     for character in "<>&":
         stored = stored.replace(character, f"\\u{ord(character):04x}")

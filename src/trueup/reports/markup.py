@@ -65,4 +65,4 @@ def _visible(character: str) -> str:
 
 
 def _plain(value: object) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f"{value:.1f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from trueup.reports.svg import TONES
 from trueup.reports.timing import decoding
 
 WINDOW_STEPS = 5
-MAX_ATTEMPTS = 700
+MAX_ATTEMPTS = 400
 """Attempts drawn; a window with more is shortened."""
 TRAIN_TONE, DECODE_TONE, SYNC_TONE = 0, 1, 2
 
