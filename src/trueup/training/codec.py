@@ -18,11 +18,15 @@ from trueup.errors import DataError
 
 _RECORD, _ARRAY, _ENUM = 1, 2, 3
 _TYPECODES = frozenset("bBhHiIqQfd")
+"""Element types of one size everywhere."""
+
+_DEPTH = 16
+"""Records within records; each level takes stack, which foreign bytes must not exhaust."""
 
 _CLASSES: dict[str, Any] = {
     name: value
     for name, value in vars(types).items()
-    if dataclasses.is_dataclass(value) or (isinstance(value, type) and issubclass(value, StrEnum))
+    if isinstance(value, type) and value.__module__ == types.__name__
 }
 
 
@@ -36,11 +40,11 @@ def pack(value: Any) -> bytes:
     """Encode plain values, registered records, enums and arrays.
 
     Raises:
-        DataError: A value of another type.
+        DataError: A value of another type, an integer beyond 64 bits, or text that is not Unicode.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_tag, strict_types=True)
-    except TypeError as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"cannot encode: {error}", field="record", rule="encodable") from None
     return packed
 
@@ -52,14 +56,16 @@ def unpack(data: bytes) -> Any:
         DataError: Truncated or foreign bytes, or a record that is not registered.
     """
     try:
-        return msgpack.unpackb(data, ext_hook=_untag, use_list=False, strict_map_key=False)
-    except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as error:
+        return _unpack(data, 0)
+    except (ValueError, LookupError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise DataError(f"cannot decode: {error}", field="record", rule="encoded by pack") from None
 
 
 def _tag(value: Any) -> Any:
     name = type(value).__name__
     if isinstance(value, array):
+        if value.typecode not in _TYPECODES:
+            raise TypeError(f"array of {value.typecode!r}")
         return msgpack.ExtType(_ARRAY, value.typecode.encode() + value.tobytes())
     if isinstance(value, tuple):
         return list(value)
@@ -71,7 +77,17 @@ def _tag(value: Any) -> Any:
     return msgpack.ExtType(_RECORD, pack([name, *values]))
 
 
-def _untag(code: int, data: bytes) -> Any:
+def _unpack(data: bytes, depth: int) -> Any:
+    if depth > _DEPTH:
+        raise ValueError(f"records nested more than {_DEPTH} deep")
+
+    def untag(code: int, content: bytes) -> Any:
+        return _untag(code, content, depth)
+
+    return msgpack.unpackb(data, ext_hook=untag, use_list=False, strict_map_key=False)
+
+
+def _untag(code: int, data: bytes, depth: int) -> Any:
     if code == _ARRAY:
         typecode = chr(data[0])
         if typecode not in _TYPECODES:
@@ -81,7 +97,7 @@ def _untag(code: int, data: bytes) -> Any:
         name, _, value = data.decode().partition(":")
         return _CLASSES[name](value)
     if code == _RECORD:
-        name, *values = unpack(data)
+        name, *values = _unpack(data, depth + 1)
         cls = _CLASSES[name]
         names = (field.name for field in dataclasses.fields(cls))
         return cls(**dict(zip(names, values, strict=True)))
