@@ -16,6 +16,8 @@ from trueup.types import Completion, GenerateRequest, SamplingParams, WeightMani
 
 VOCABULARY, POSITIONS = 40, 256
 
+torch.set_num_threads(1)  # these models are too small to share, and tests run beside each other
+
 
 def tiny(kind: str = "llama", *, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Any:
     """A random causal LM of a stock architecture, in evaluation mode."""

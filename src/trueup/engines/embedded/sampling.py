@@ -103,7 +103,8 @@ def _search(masses: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     row = torch.arange(len(u), device=masses.device)
     before = torch.where(block > 0, sums[row, (block - 1).clamp_min(0)], 0.0)
     inner = padded[row, block].cumsum(-1, dtype=torch.float64)
-    return block * _BLOCK + _passes(inner, target - before), total
+    found = block * _BLOCK + _passes(inner, target - before)
+    return found.clamp_max_(size - 1), total  # only a row of NaN ends in the padding
 
 
 def _passes(sums: Tensor, target: Tensor) -> Tensor:
