@@ -17,7 +17,7 @@ from trueup.records.audit import audit
 from trueup.records.ledger import Ledger
 from trueup.records.schema import KINDS
 from trueup.records.tokens import read_step, read_steps
-from trueup.scheduling import Rules
+from trueup.scheduling import Rules, rules_as_dict
 
 RULES = Rules(
     groups_per_step=2, samples_per_group=3, slots=(4, 3), staleness=1, consume="wait", retries=1
@@ -103,8 +103,9 @@ def done(columns):
         {"timeout": 12.0, "tail": 1.5},
         {"segments": 3, "fail": 0.1, "delay": 1},
         {"kill_after": (130, 90), "fail": 0.1, "sync_every": 2},
+        {"skipped": (1, 3), "kill_after": (130,), "steps": 6},
     ],
-    ids=["plain", "failures", "timeouts", "segments", "killed twice"],
+    ids=["plain", "failures", "timeouts", "segments", "killed twice", "skipped steps"],
 )
 def test_an_honest_run_is_clean_under_every_policy(tmp_path, consume, what):
     assert audit(record(tmp_path, story(consume=consume, **what))) == []
@@ -408,7 +409,7 @@ def test_a_missing_commit_is_found(tmp_path):
 def test_a_commit_of_another_step_than_its_version_is_found(tmp_path, change):
     found, message = planted(tmp_path, On("commit", payload(**change)))
     assert "versions" in found
-    assert "not its step + 1" in message
+    assert "a commit is of another step than is due" in message
 
 
 def test_a_resume_from_a_step_that_was_never_committed_is_found(tmp_path):
@@ -419,14 +420,15 @@ def test_a_resume_from_a_step_that_was_never_committed_is_found(tmp_path):
 
     found, message = planted(tmp_path, On("resume", ahead, nth=0), kill_after=(130,))
     assert "versions" in found
-    assert "a step that was not committed" in message
+    assert "a resume goes on from what was not committed" in message
 
 
 def test_a_resume_from_a_step_that_another_resume_had_undone_is_found(tmp_path):
     directory = record(tmp_path, story(kill_after=(150,)))
     book = Ledger.open(directory.ledger)
     for step in (1, 3):
-        book.append("resume", actor="controller", version=step + 1, payload={"step": step})
+        body = {"step": step, "schedule": rules_as_dict(RULES)}
+        book.append("resume", actor="controller", version=step + 1, payload=body)
     book.close()
     assert [v.invariant for v in audit(directory)] == ["versions"]
 
@@ -511,14 +513,20 @@ STALE = {"consume": "drop", "tail": 2.0, "steps": 8, "slots": (3,)}
             "I7",
             "a failed attempt has no cause",
         ),
-        (On("claim", payload(step=9)), {}, "versions", "a claim's step is not its version"),
+        (On("claim", payload(step=9)), {}, "versions", "a claim is of another step than is due"),
         (
             On("resume", column(version=1), nth=0),
             {"kill_after": (130,)},
             "versions",
-            "a resume's version is not its step + 1",
+            "a resume goes on from what was not committed",
         ),
-        (On("commit", column(version=1)), {}, "versions", "a commit does not add one"),
+        (
+            On("skip", column(version=1), nth=0),
+            {"skipped": (1,)},
+            "versions",
+            "a skip does not add 0",
+        ),
+        (On("commit", column(version=1)), {}, "versions", "a commit does not add 1 to the version"),
         (On("drop", column(version=-999), nth=0), STALE, "staleness", "recorded ages differ"),
         (On("claim", column(version=999)), {}, "staleness", "older than all there were"),
         (On("finish", payload(spans=[[0, "e"]])), {}, "schema", "spans must be a list of"),

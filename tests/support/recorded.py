@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
@@ -68,6 +68,8 @@ class Story:
     segments: int = 1
     kill_after: tuple[int, ...] = ()
     """Rows after which each life but the last is killed."""
+    skipped: tuple[int, ...] = ()
+    """Steps that learn nothing."""
     twist: Twist = field(default_factory=Twist)
 
 
@@ -75,7 +77,7 @@ def record(root, story):
     """Write a whole run, resumed as often as it is killed; return its directory."""
     directory = RunDirectory.create(root, "run")
     Ledger.create(directory.ledger).close()
-    checkpoint = -1
+    checkpoint = (-1, 0)
     for life in range(len(story.kill_after) + 1):
         controller = _Controller(directory, story, life, checkpoint)
         with contextlib.suppress(Killed):
@@ -91,9 +93,10 @@ class _Controller:
         self.book = Ledger.open(directory.ledger)
         kills = story.kill_after[life : life + 1]
         self.rows_left = kills[0] if kills else 10**9
-        self.version = checkpoint + 1
-        rules = {**rules_as_dict(story.rules), "steps": story.steps, "first_version": self.version}
-        self.rules = Rules(**{**rules, "slots": tuple(rules["slots"])})
+        self.step, self.version = checkpoint[0] + 1, checkpoint[1]
+        self.rules = replace(
+            story.rules, steps=story.steps, first_version=self.version, first_step=self.step
+        )
         self.scheduler = Scheduler(self.rules)
         self.random = random.Random(story.seed * 10 + life)
         self.now, self.order = 0.0, itertools.count()
@@ -114,17 +117,18 @@ class _Controller:
         heapq.heappush(self.timers, (self.now + delay, next(self.order), event))
 
     def run(self):
+        schedule = rules_as_dict(self.rules)
         if self.life:
-            step = self.checkpoint
-            self.put(
-                "resume", version=self.version, payload={"step": step, "path": "", "skipped": []}
-            )
-        self.put("run_start", payload={"schedule": rules_as_dict(self.rules), "config_digest": "c"})
+            payload = {"step": self.step - 1, "path": "", "skipped": [], "schedule": schedule}
+            self.put("resume", version=self.version, payload=payload)
+            self.bury()
+        else:
+            self.put("run_start", payload={"schedule": schedule, "config_digest": "c"})
         self.publish(self.version)
         for engine in range(len(self.served)):
             self.apply(engine, self.version)
         self.act()
-        while self.version < self.story.steps:
+        while self.step < self.story.steps:
             self.now, _, event = heapq.heappop(self.timers)
             self.note(event)
         for key in list(self.running):
@@ -165,7 +169,7 @@ class _Controller:
                 oldest = min(span.version for span in spans) if ok else -1
                 event = EpisodeFinished(group, member, attempt, ok, oldest, event.reward)
             case TrainingFinished():
-                self.commit()
+                self.train()
             case SyncFinished(engine, version):
                 self.served[engine].append((self.now, version))
                 self.apply(engine, version)
@@ -193,9 +197,10 @@ class _Controller:
                     for group in groups:
                         ids = self.closed.pop(group)[1]
                         self.batch += ids
-                        payload = {"step": version, "episodes": ids}
+                        payload = {"step": self.step, "episodes": ids}
                         self.put("claim", group=group, version=version, payload=payload)
-                    self.at(3.0, TrainingFinished(version + 1))
+                    learned = self.step not in self.story.skipped
+                    self.at(3.0, TrainingFinished(version + learned))
                 case StartSync(engine, version):
                     self.at(0.5, SyncFinished(engine, version))
         for key in aborted:
@@ -315,23 +320,25 @@ class _Controller:
         if rows:
             self.pending += [EpisodeRow(episode=self.done[name], reason=reason) for name in ids]
 
-    def commit(self):
-        step = self.version
-        bound = step - self.rules.bound
+    def train(self):
+        step, bound = self.step, self.version - self.rules.bound
         rows = [self.row(self.done[name], bound) for name in self.batch] + self.pending
         self.pending = []
         twist = self.story.twist.table
         write_step(self.directory, step, rows if twist is None else twist(step, rows))
         payload = {"step": step, "t0": self.now - 3, "t1": self.now, "phases": {}}
-        self.put("train", actor="trainer", version=step, payload=payload)
-        self.version += 1
+        self.put("train", actor="trainer", version=self.version, payload=payload)
+        kind = "skip" if step in self.story.skipped else "commit"
+        if kind == "commit":
+            self.version += 1
+            self.publish(self.version)
         payload = {"step": step, "episodes": self.batch}
-        self.put("commit", actor="trainer", version=self.version, payload=payload)
-        self.publish(self.version)
+        self.put(kind, version=self.version, payload=payload)
+        self.step += 1
         if step % 2:
             payload = {"step": step, "digest": "d", "path": ""}
             self.put("checkpoint", version=self.version, payload=payload)
-            self.checkpoint = step
+            self.checkpoint = (step, self.version)
 
     def row(self, episode, bound):
         keep = [

@@ -23,7 +23,7 @@ drop        group version                     reason (stale | failed | zero_vari
                                               trainer's at that moment
 train       version                           step, t0, t1, phases {name: seconds}
 commit      version                           step, episodes [ids trained]; version = the one
-                                              produced, step + 1
+                                              produced
 skip        version                           step, episodes of a step that learned nothing: no
                                               version came of it and its groups are refunded
 publish     version                           digest, nbytes, n_changed, t0, t1
@@ -33,13 +33,13 @@ activity    engine                            stretches [[t0, t1, decoded, prefi
 eval        version                           step, heldout_pass_rate, reads_per_episode, episodes,
                                               passed
 checkpoint  version                           step, digest, path
-resume      version                           step, path, skipped [[path, reason]...]
+resume      version                           step, path, skipped [[path, reason]...], schedule
 run_end     version                           reason (done | interrupted | fault), message
 
 Order, on which the audit relies: a step's episode table is written before its commit; a version is
 published (version 0 too) before an engine applies it, and applied before it can be in a span; every
 claim comes before its step's commit; the rows of a resumed run begin with `resume`, whose version
-is the one that training goes on from (step + 1). What was in flight or buffered ends with the
+is the one that training goes on from. What was in flight or buffered ends with the
 `resume`: its tasks are issued again. Episode ids are unique over the whole run, resumes included.
 """
 

@@ -33,7 +33,7 @@ MEANINGS: Mapping[str, str] = {
     "I5": "no token beyond the staleness bound is consumed (under `mask`: is kept)",
     "I7": "failed and withdrawn attempts have no reward and are never trained",
     "I8": "every kept token has a finite behaviour log-prob",
-    "versions": "commits add one; a step's version is step + 1; rows carry the trainer's version",
+    "versions": "commits add one, skips none; steps follow each other; rows carry the version",
     "staleness": "ages by recorded versions = bumps counted; trained ≤ all; mean within admission",
     "table": "the episode table is what the ledger says was trained, token for token",
 }

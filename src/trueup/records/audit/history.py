@@ -16,8 +16,8 @@ from trueup.records.schema import Event
 from trueup.scheduling import Rules, rules_from_dict
 
 KINDS = (
-    *("run_start", "issue", "finish", "close", "claim", "drop", "commit", "publish", "apply"),
-    *("resume", "run_end"),
+    *("run_start", "issue", "finish", "close", "claim", "drop", "commit", "skip", "publish"),
+    *("apply", "resume", "run_end"),
 )
 """Kinds of rows that the audit reads."""
 
@@ -83,7 +83,8 @@ class History:
         self.events: dict[str, list[Event]] = {kind: [] for kind in KINDS}
         for event in events:
             self.events[event.kind].append(event)
-        starts = self.events["run_start"]
+        starts = [*self.events["run_start"], *self.events["resume"]]
+        starts.sort(key=lambda event: event.seq)
         self._starts = [event.seq for event in starts]
         self._rules = [rules_from_dict(event.payload["schedule"]) for event in starts]
         self._resumes = [event.seq for event in self.events["resume"]]
@@ -98,8 +99,12 @@ class History:
         return bisect_right(self._resumes, seq)
 
     def version_at(self, seq: float) -> int:
-        """The trainer's version just before a row, by counting commits and resumes."""
+        """The trainer's version just before a row, as the last commit, skip or resume left it."""
         return self._versions[bisect_left(self._changes, seq)]
+
+    def step_at(self, seq: float) -> int:
+        """The step that is due at a row: one more than the last that was committed or skipped."""
+        return self._next_steps[bisect_left(self._changes, seq)]
 
     def rules_at(self, seq: int) -> Rules:
         """The Scheduler's parameters: a resumed run may have been given others."""
@@ -109,38 +114,42 @@ class History:
         """Commits with start < seq < stop."""
         return bisect_left(self._commits, stop) - bisect_right(self._commits, start)
 
-    def claims_of(self, commit: Event) -> list[Event]:
-        """Claims for the step of a commit, in the same life and before it."""
-        life, step = self.life(commit.seq), commit.payload["step"]
-        return [event for event in self._claims[life, step] if event.seq < commit.seq]
+    def claims_of(self, step: Event) -> list[Event]:
+        """Claims for a step that was committed or skipped, in the same life and before it."""
+        claims = self._claims[self.life(step.seq), step.payload["step"]]
+        return [event for event in claims if event.seq < step.seq]
 
     def refunds(self) -> Iterator[Event]:
         """Rows by which admitted work left without being trained."""
-        yield from self.events["drop"]
+        yield from [*self.events["drop"], *self.events["skip"]]
         yield from (event for event in self.events["finish"] if not succeeded(event))
         for event in self.events["close"]:
             if event.payload.get("reason") != "complete":
                 yield event
 
     def _index_versions(self) -> None:
-        commits, resumes = self.events["commit"], self.events["resume"]
-        first = self._rules[0].first_version if self._rules else 0
-        changes = sorted([*commits, *resumes], key=lambda event: event.seq)
-        self._commits = [event.seq for event in commits]
+        kinds = ("commit", "skip", "resume")
+        changes = [event for kind in kinds for event in self.events[kind]]
+        changes.sort(key=lambda event: event.seq)
+        rules = self._rules[0] if self._rules else None
+        first, due = (rules.first_version, rules.first_step) if rules else (0, 0)
+        self._commits = [event.seq for event in self.events["commit"]]
         self._changes: list[float] = [event.seq for event in changes]
         self._versions = [first, *(event.version for event in changes)]
+        self._next_steps: list[int] = [due, *(event.payload["step"] + 1 for event in changes)]
         self.steps: dict[int, Event] = {}
-        """Surviving commits by step: a resume at step s undoes those beyond s."""
+        """Surviving commits and skips by step: a resume at step s undoes those beyond s."""
         self.unfounded: list[Event] = []
-        """Resumes from a step that was not committed, or undone, at that moment."""
+        """Resumes from a step that had not been done, or was undone, or had another version."""
         for event in changes:
             step = event.payload["step"]
-            if event.kind == "commit":
+            if event.kind != "resume":
                 self.steps[step] = event
                 continue
-            if step not in self.steps and event.version != first:
+            left = self.steps[step].version if step in self.steps else None
+            if event.version != left and (step, event.version) != (due - 1, first):
                 self.unfounded.append(event)
-            self.steps = {s: commit for s, commit in self.steps.items() if s <= step}
+            self.steps = {s: done for s, done in self.steps.items() if s <= step}
 
     def _index_attempts(self) -> None:
         for event in self.events["issue"]:

@@ -66,10 +66,11 @@ _COLUMNS = {"episode": str, "attempt": int, "group": int, "version": int, "engin
 _Shape = tuple[type, Callable[[Any], bool], str]
 _TEXT: _Shape = (str, _anything, "text")
 _COUNT: _Shape = (int, _anything, "an integer")
+_RULES: _Shape = (dict, _is_rules, "the Scheduler's parameters")
 _IDS: _Shape = (list, _are_ids, "a list of episode ids")
 
 _FIELDS: dict[str, dict[str, _Shape]] = {
-    "run_start": {"schedule": (dict, _is_rules, "the Scheduler's parameters")},
+    "run_start": {"schedule": _RULES},
     "issue": {"task": _TEXT, "member": _COUNT, "split": _TEXT},
     "finish": {
         "status": _TEXT,
@@ -80,8 +81,9 @@ _FIELDS: dict[str, dict[str, _Shape]] = {
     "claim": {"step": _COUNT, "episodes": _IDS},
     "drop": {"episodes": _IDS},
     "commit": {"step": _COUNT, "episodes": _IDS},
+    "skip": {"step": _COUNT, "episodes": _IDS},
     "publish": {"digest": _TEXT},
     "apply": {"epoch": _COUNT, "digest": _TEXT},
-    "resume": {"step": _COUNT},
+    "resume": {"step": _COUNT, "schedule": _RULES},
 }
 """What each kind's payload must hold: type, further condition, both in words."""

@@ -125,7 +125,7 @@ def _tokens_hold(
     oldest = -math.inf
     if rules.consume == "mask":
         # The version that the step started from, less the bound.
-        oldest = commit.version - 1 - rules.bound
+        oldest = history.version_at(commit.seq) - rules.bound
     for segment in segments:
         where = f"{episode} segment {segment.index}"
         if segment.logps != segment.actions:
@@ -135,6 +135,9 @@ def _tokens_hold(
         if not stale and not segment.nonfinite:
             continue
         keep = segment.keep.as_py() or [True] * segment.actions
+        if len(keep) < segment.actions:
+            yield _finding("table", "keep flags are fewer than action tokens", commit, where)
+            continue
         for token in [i for i in stale if keep[i]][:1]:
             detail = f"{where}, action token {token}"
             yield _finding("I5", "a token beyond the bound is not masked", commit, detail)
