@@ -20,7 +20,7 @@ from torch import Tensor
 from trueup.config import Config
 from trueup.corrections.base import Correction
 from trueup.corrections.compose import correct
-from trueup.diagnostics.metrics import Metric, metric_of, metrics_of
+from trueup.diagnostics.metrics import METRICS, Metric, metric_of, metrics_of
 from trueup.gap import PolicyGap, distinct
 from trueup.records.directory import RunDirectory
 from trueup.records.tokens import EpisodeRow, write_step
@@ -274,5 +274,5 @@ def _rows(
 
 def _value(name: str, metric: Metric) -> MetricValue:
     return MetricValue(
-        name=name, sum=metric.sum, count=metric.count, min=metric.min, max=metric.max
+        name=METRICS[name].name, sum=metric.sum, count=metric.count, min=metric.min, max=metric.max
     )

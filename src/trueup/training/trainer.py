@@ -139,7 +139,7 @@ class TorchTrainer:
             self._remember(before)
             self.version += 1
         metrics = _update_metrics(losses, keeps, advantages, norms)
-        metrics["update/skipped_nonfinite"] = Metric.of(skipped)
+        metrics["update/skipped"] = Metric.of(skipped)
         return StepResult(updates=len(norms), metrics=metrics)
 
     def export(self) -> dict[str, Tensor]:
