@@ -77,7 +77,7 @@ def record(root, story):
     """Write a whole run, resumed as often as it is killed; return its directory."""
     directory = RunDirectory.create(root, "run")
     Ledger.create(directory.ledger).close()
-    checkpoint = (-1, 0)
+    checkpoint = (0, 0)
     for life in range(len(story.kill_after) + 1):
         controller = _Controller(directory, story, life, checkpoint)
         with contextlib.suppress(Killed):
@@ -93,7 +93,7 @@ class _Controller:
         self.book = Ledger.open(directory.ledger)
         kills = story.kill_after[life : life + 1]
         self.rows_left = kills[0] if kills else 10**9
-        self.step, self.version = checkpoint[0] + 1, checkpoint[1]
+        self.step, self.version = checkpoint
         self.rules = replace(
             story.rules, steps=story.steps, first_version=self.version, first_step=self.step
         )
@@ -119,7 +119,7 @@ class _Controller:
     def run(self):
         schedule = rules_as_dict(self.rules)
         if self.life:
-            payload = {"step": self.step - 1, "path": "", "skipped": [], "schedule": schedule}
+            payload = {"step": self.step, "path": "", "skipped": [], "schedule": schedule}
             self.put("resume", version=self.version, payload=payload)
             self.bury()
         else:
@@ -335,10 +335,10 @@ class _Controller:
         payload = {"step": step, "episodes": self.batch}
         self.put(kind, version=self.version, payload=payload)
         self.step += 1
-        if step % 2:
-            payload = {"step": step, "digest": "d", "path": ""}
+        if self.step % 2 == 0:
+            payload = {"step": self.step, "digest": "d", "path": ""}
             self.put("checkpoint", version=self.version, payload=payload)
-            self.checkpoint = (step, self.version)
+            self.checkpoint = (self.step, self.version)
 
     def row(self, episode, bound):
         keep = [

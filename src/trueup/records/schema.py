@@ -39,7 +39,8 @@ run_end     version                           reason (done | interrupted | fault
 Order, on which the audit relies: a step's episode table is written before its commit; a version is
 published (version 0 too) before an engine applies it, and applied before it can be in a span; every
 claim comes before its step's commit; the rows of a resumed run begin with `resume`, whose version
-is the one that training goes on from. What was in flight or buffered ends with the
+is the one that training goes on from. Steps count from 0; the `step` of a checkpoint or a resume is
+the number of steps done, which is the step to do next. What was in flight or buffered ends with the
 `resume`: its tasks are issued again. Episode ids are unique over the whole run, resumes included.
 """
 

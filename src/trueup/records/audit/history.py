@@ -136,20 +136,22 @@ class History:
         self._commits = [event.seq for event in self.events["commit"]]
         self._changes: list[float] = [event.seq for event in changes]
         self._versions = [first, *(event.version for event in changes)]
-        self._next_steps: list[int] = [due, *(event.payload["step"] + 1 for event in changes)]
+        self._next_steps: list[int] = [due]
         self.steps: dict[int, Event] = {}
-        """Surviving commits and skips by step: a resume at step s undoes those beyond s."""
+        """Surviving commits and skips by step: a resume at step s undoes those from s on."""
         self.unfounded: list[Event] = []
         """Resumes from a step that had not been done, or was undone, or had another version."""
         for event in changes:
             step = event.payload["step"]
             if event.kind != "resume":
                 self.steps[step] = event
+                self._next_steps.append(step + 1)
                 continue
-            left = self.steps[step].version if step in self.steps else None
-            if event.version != left and (step, event.version) != (due - 1, first):
+            done = self.steps[step - 1].version if step - 1 in self.steps else None
+            if event.version != done and (step, event.version) != (due, first):
                 self.unfounded.append(event)
-            self.steps = {s: done for s, done in self.steps.items() if s <= step}
+            self.steps = {s: event for s, event in self.steps.items() if s < step}
+            self._next_steps.append(step)
 
     def _index_attempts(self) -> None:
         for event in self.events["issue"]:
