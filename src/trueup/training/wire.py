@@ -19,11 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from trueup.errors import Fault, TrueupError, from_dict
+from trueup.errors import DataError, Fault, TrueupError, from_dict
 from trueup.training.codec import pack, unpack
 
 _LENGTH = struct.Struct("<I")
 _CALL, _RESULT, _ERROR = 0, 1, 2
+_HANG_UP = (asyncio.IncompleteReadError, ConnectionError, DataError)
+"""How a connection ends: closed, broken, or by bytes that nobody can read."""
 
 
 class Service(Protocol):
@@ -40,13 +42,12 @@ async def serve(path: Path, service: Service) -> asyncio.Server:
     tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(*_HANG_UP):
             while True:
                 call, _, method, arguments = unpack(await _read(reader))
                 task = asyncio.create_task(_answer(service, writer, call, method, arguments))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-        writer.close()
 
     return await asyncio.start_unix_server(connected, path=str(path))
 
@@ -57,13 +58,14 @@ async def _answer(
     try:
         if method not in service.exposed:
             raise Fault(field="method", rule=f"one of {service.exposed}", value=method)
-        frame = (call, _RESULT, await getattr(service, method)(*arguments), None)
+        frame = _frame((call, _RESULT, await getattr(service, method)(*arguments), None))
     except TrueupError as error:
-        frame = (call, _ERROR, error.as_dict(), None)
+        frame = _frame((call, _ERROR, error.as_dict(), None))
     except Exception:  # the process boundary: whatever went wrong must reach the caller
-        frame = (call, _ERROR, Fault(traceback.format_exc(), field=method).as_dict(), None)
+        fault = Fault(traceback.format_exc(), field=method)
+        frame = _frame((call, _ERROR, fault.as_dict(), None))
     with contextlib.suppress(ConnectionError):
-        writer.write(_frame(frame))
+        writer.write(frame)
         await writer.drain()
 
 
@@ -124,9 +126,10 @@ class Client:
         if self._writer is None or self._gone:
             raise self._fault(f"{self.name} is gone: {self._gone or 'closed'}", field=self.name)
         call = next(self._ids)
+        frame = _frame((call, _CALL, method, arguments))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
-        self._writer.write(_frame((call, _CALL, method, arguments)))
+        self._writer.write(frame)
         return await future
 
     async def close(self) -> None:
@@ -138,7 +141,7 @@ class Client:
             self._writer = None
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.suppress(*_HANG_UP):
             while True:
                 call, kind, value, _ = unpack(await _read(reader))
                 future = self._calls.pop(call)
