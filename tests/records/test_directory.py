@@ -63,7 +63,6 @@ def test_a_planned_directory_is_refused_like_a_created_one_and_not_made(tmp_path
     assert RunDirectory.planned(root, "a").path == root / "a"
     assert not root.exists()
     RunDirectory.create(root, "a")
-    RunDirectory.planned(root, "a").ledger.touch()
     with pytest.raises(RunDirectoryError, match="new or empty"):
         RunDirectory.planned(root, "a")
     with pytest.raises(RunDirectoryError, match="run must be 1 to 100 of"):
