@@ -23,6 +23,7 @@ from trueup.errors import EngineFault, TrueupError
 from trueup.records.directory import RunDirectory
 from trueup.training.payload import PayloadStore
 from trueup.training.remote import RemoteEngine
+from trueup.training.resume import STATE
 from trueup.training.rollout import Rollout
 from trueup.training.wire import Client, Service, serve
 from trueup.types import GenerateRequest, LoadReceipt, WeightManifest
@@ -167,7 +168,7 @@ def _learner(spec: ActorSpec, config: Config) -> Service:
 
     torch.set_num_threads(config.train.threads)
     model = Path(spec.model)
-    resumed = (model / checkpoint.STATE).exists()
+    resumed = (model / STATE).exists()
     policy, moments = checkpoint.load(model) if resumed else (load_model(model), {})
     trainer = TorchTrainer(
         policy,

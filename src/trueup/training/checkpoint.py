@@ -1,7 +1,6 @@
 """What a run can be resumed from: a Hugging Face directory that also holds optimiser and state.
 
 Written beside, verified by a manifest of digests, then renamed: a checkpoint that exists is whole.
-The newest one that verifies is taken; what was skipped is said.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup.errors import CheckpointError
-from trueup.models.directory import MANIFEST, verify
+from trueup.models.directory import MANIFEST
 from trueup.models.load import load_model, save_model
 from trueup.records.directory import RunDirectory
+from trueup.training.resume import STATE
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
 
 
 def save(
@@ -57,44 +56,6 @@ def save(
 
     save_model(model, directory, tokenizer_files_from=tokenizer_files_from, also=extras)
     return hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()
-
-
-def newest_valid(run: RunDirectory) -> tuple[Path, list[tuple[str, str]]]:
-    """The newest checkpoint that verifies, and (name, reason) of those that were skipped.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    skipped: list[tuple[str, str]] = []
-    for path in sorted(run.checkpoints.glob("step-*"), reverse=True):
-        try:
-            if not verify(path):
-                raise CheckpointError(field=path.name, rule="with a manifest", value="none")
-            read_state(path)
-        except CheckpointError as error:
-            skipped.append((path.name, error.message))
-            continue
-        return path, skipped
-    raise CheckpointError(
-        field="checkpoints", rule="at least one that verifies", value=skipped or "none"
-    )
-
-
-def read_state(directory: Path) -> dict[str, Any]:
-    """The controller's state of a checkpoint.
-
-    Raises:
-        CheckpointError: It is missing or malformed.
-    """
-    try:
-        state = json.loads((directory / STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            field=f"{directory.name}/{STATE}", rule="readable JSON", value=str(error)
-        ) from None
-    if not isinstance(state, dict):
-        raise CheckpointError(field=f"{directory.name}/{STATE}", rule="an object", value=state)
-    return state
 
 
 def load(directory: Path) -> tuple[Any, dict[str, Tensor]]:

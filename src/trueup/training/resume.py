@@ -1,15 +1,24 @@
-"""Where a run that stopped goes on: read from its checkpoints and its ledger."""
+"""Where a run that stopped goes on: read from its checkpoints and its ledger.
+
+The newest checkpoint that verifies is taken; what was skipped is said. Nothing here loads tensors.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from trueup.errors import CheckpointError
+from trueup.models.directory import verify
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
-from trueup.training import checkpoint
 from trueup.training.controller import Start
+
+STATE = "state.json"
+"""The controller's state in a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +41,8 @@ def find(run: RunDirectory) -> Found:
     Raises:
         CheckpointError: No checkpoint verifies.
     """
-    path, skipped = checkpoint.newest_valid(run)
-    state = checkpoint.read_state(path)
+    path, skipped = newest_valid(run)
+    state = read_state(path)
     attempts: dict[int, list[str]] = defaultdict(list)
     settled: set[int] = set()
     highest, lives = -1, 0
@@ -62,3 +71,41 @@ def find(run: RunDirectory) -> Found:
         model=path,
         epoch=lives,
     )
+
+
+def newest_valid(run: RunDirectory) -> tuple[Path, list[tuple[str, str]]]:
+    """The newest checkpoint that verifies, and (name, reason) of those that were skipped.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    skipped: list[tuple[str, str]] = []
+    for path in sorted(run.checkpoints.glob("step-*"), reverse=True):
+        try:
+            if not verify(path):
+                raise CheckpointError(field=path.name, rule="with a manifest", value="none")
+            read_state(path)
+        except CheckpointError as error:
+            skipped.append((path.name, error.message))
+            continue
+        return path, skipped
+    raise CheckpointError(
+        field="checkpoints", rule="at least one that verifies", value=skipped or "none"
+    )
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The controller's state of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing or malformed.
+    """
+    try:
+        state = json.loads((directory / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            field=f"{directory.name}/{STATE}", rule="readable JSON", value=str(error)
+        ) from None
+    if not isinstance(state, dict):
+        raise CheckpointError(field=f"{directory.name}/{STATE}", rule="an object", value=state)
+    return state

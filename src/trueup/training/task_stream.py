@@ -53,8 +53,9 @@ class TaskStream:
         return self._tasks[self._epochs[epoch][position]]
 
     def commit(self, draw: int) -> None:
-        """A draw has been trained."""
-        self._committed.add(draw)
+        """A draw has been trained; once more changes nothing (a group that lost members did, too)."""
+        if draw >= self._low_water:
+            self._committed.add(draw)
         while self._low_water in self._committed:
             self._committed.remove(self._low_water)
             self._low_water += 1
