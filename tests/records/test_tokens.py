@@ -2,7 +2,9 @@ import math
 from array import array
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from trueup.errors import DataError
 from trueup.records.directory import RunDirectory
@@ -215,3 +217,12 @@ def test_a_column_that_the_table_does_not_have_is_a_typed_error(directory):
     write_step(directory, 0, [EpisodeRow(episode=episode())])
     with pytest.raises(DataError, match="cannot be read"):
         read_step(directory, 0, ["colour"])
+
+
+def test_a_table_of_other_types_is_a_typed_error(directory):
+    path = write_step(directory, 0, [EpisodeRow(episode=episode())])
+    table = read_step(directory, 0)
+    index = table.column_names.index("episode")
+    parquet.write_table(table.set_column(index, "episode", pa.array([1, 2])), path)
+    with pytest.raises(DataError, match="its columns are episode: int64"):
+        read_step(directory, 0, ["episode"])

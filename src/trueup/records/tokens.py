@@ -117,18 +117,25 @@ def read_step(directory: RunDirectory, step: int, columns: Sequence[str] | None 
     """The rows of one step.
 
     Raises:
-        DataError: The file is missing, damaged, or lacks a column.
+        DataError: The file is missing, damaged, or of other columns.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
     path = directory.episode_file(step)
+    schema = episode_schema()
+    wanted = schema.names if columns is None else list(columns)
     try:
-        found = parquet.ParquetFile(path).read(columns=None if columns is None else list(columns))
-        return found.select(list(columns)) if columns is not None else found
+        table = parquet.ParquetFile(path).read(columns=wanted).select(wanted)
+        schema = pa.schema([schema.field(name) for name in wanted])
     except (OSError, pa.ArrowException, KeyError) as error:
-        message = f"episode table {path} cannot be read: {error}"
-        raise DataError(message, field="episodes", rule="a readable table") from None
+        why = str(error)
+    else:
+        if table.schema.equals(schema):
+            return table
+        why = f"its columns are {table.schema.to_string(show_schema_metadata=False)}"
+    message = f"episode table {path} cannot be read: {why}"
+    raise DataError(message, field="episodes", rule="a readable table")
 
 
 def iter_steps(
