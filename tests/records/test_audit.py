@@ -641,6 +641,16 @@ def test_a_log_prob_that_is_missing_from_a_row_is_found(tmp_path):
     assert "log-probs and action tokens differ in number" in violation.message
 
 
+def test_a_gap_in_the_numbers_of_segments_is_found(tmp_path):
+    directory = record(tmp_path, story())
+    table = read_step(directory, 1)
+    index = table.column_names.index("segment")
+    later = pa.array([1] + [0] * (table.num_rows - 1), pa.int32())
+    parquet.write_table(table.set_column(index, "segment", later), directory.episode_file(1))
+    (violation,) = audit(directory)
+    assert "the table's segments differs from the ledger's: step 1, " in violation.message
+
+
 def test_dropped_and_failed_episodes_are_rows_with_their_reason(tmp_path):
     directory = record(tmp_path, story(fail=0.3))
     table = read_steps(directory, ["episode", "reason", "segment"]).to_pylist()
