@@ -38,6 +38,7 @@ class TaskStream:
 
     def draw(self) -> int:
         """The next draw that is not committed."""
+        self._next = max(self._next, self._low_water)
         while self._next in self._committed:
             self._next += 1
         self._next += 1
@@ -53,7 +54,7 @@ class TaskStream:
         return self._tasks[self._epochs[epoch][position]]
 
     def commit(self, draw: int) -> None:
-        """A draw has been trained; once more changes nothing (a group that lost members did, too)."""
+        """A draw has been trained; it may be again, if its group had lost members."""
         if draw >= self._low_water:
             self._committed.add(draw)
         while self._low_water in self._committed:
