@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.errors import DataError
 from trueup.gap import PolicyGap
 from trueup.models.packed import PackedBatch
-from trueup.types import Episode, LogprobKind
+from trueup.types import Episode, LogprobKind, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ class StepBatch:
             DataError: An episode without reward, log-probs or spans that do not cover its action
                 tokens, or estimated log-probs. The episode is named.
         """
+        for episode in episodes:
+            _check(episode)
         segments = [(e, s) for e, episode in enumerate(episodes) for s in episode.segments]
-        for e, segment in segments:
-            _check(episodes[e], sum(segment.action), len(segment.logp_behaviour), segment.spans)
         spans = [span for _, segment in segments for span in segment.spans]
         lengths = torch.tensor([span.stop - span.start for span in spans], dtype=torch.int64)
         engines = tuple(sorted({span.engine for span in spans}))
@@ -102,12 +102,24 @@ def _per_token(values: Sequence[int], lengths: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.int64).repeat_interleave(lengths)
 
 
-def _check(episode: Episode, actions: int, logps: int, spans: Sequence[object]) -> None:
-    from trueup.types import Span
+def _check(episode: Episode) -> None:
+    if episode.reward is None:
+        raise DataError(field=f"reward of episode {episode.id}", rule="graded", value=None)
+    for segment in episode.segments:
+        covered = _covered(episode, segment.spans)
+        actions, logps = sum(segment.action), len(segment.logp_behaviour)
+        if not actions == logps == covered:
+            raise DataError(
+                field=f"episode {episode.id}",
+                rule="one log-prob and one span position per action token",
+                value=f"{actions} action tokens, {logps} log-probs, {covered} covered by spans",
+            )
 
+
+def _covered(episode: Episode, spans: Sequence[Span]) -> int:
+    """Action tokens whose provenance the spans tell."""
     covered = 0
     for span in spans:
-        assert isinstance(span, Span)
         if span.start != covered or span.stop <= span.start:
             raise DataError(
                 field=f"spans of episode {episode.id}", rule="without gap or overlap", value=span
@@ -117,11 +129,4 @@ def _check(episode: Episode, actions: int, logps: int, spans: Sequence[object]) 
                 field=f"log-probs of episode {episode.id}", rule="exact", value=span.logprob_kind
             )
         covered = span.stop
-    if not actions == logps == covered:
-        raise DataError(
-            field=f"episode {episode.id}",
-            rule="one log-prob and one span position per action token",
-            value=f"{actions} action tokens, {logps} log-probs, {covered} covered by spans",
-        )
-    if episode.reward is None:
-        raise DataError(field=f"reward of episode {episode.id}", rule="graded", value=None)
+    return covered
