@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -122,6 +123,7 @@ class Rollout:
         self._max_tokens = max_tokens
         self._now = now
         self._running: dict[str, int] = {}
+        self._withdrawn: set[str] = set()
 
     async def run(self, spec: EpisodeSpec) -> EpisodeRef:
         """Run an attempt to its end; it never raises for a failure of engine or environment."""
@@ -132,15 +134,19 @@ class Rollout:
             status, reward, failure = await self._play(spec, world, record)
         finally:
             del self._running[spec.id]
+            self._withdrawn.discard(spec.id)
             await world.close()
-            await self._engines[spec.engine].release(spec.id)
+            with suppress(EngineFault):  # an engine that is gone has forgotten the session
+                await self._engines[spec.engine].release(spec.id)
         episode = record.episode(world.sandbox, status, reward, failure)
         return self._store.put(episode) if spec.store else ref_of(episode)
 
     async def abort(self, episode: str) -> None:
-        """Withdraw an attempt: it ends as ABORTED at its next token."""
+        """Withdraw an attempt: it ends as ABORTED at its next token; unknown ones are ignored."""
         if episode in self._running:
-            await self._engines[self._running[episode]].release(episode)
+            self._withdrawn.add(episode)
+            with suppress(EngineFault):
+                await self._engines[self._running[episode]].release(episode)
 
     async def _play(
         self, spec: EpisodeSpec, world: World, record: _Record
@@ -148,6 +154,8 @@ class Rollout:
         try:
             record.prompt(await world.start())
             for turn in range(self._max_turns):
+                if spec.id in self._withdrawn:
+                    return EpisodeStatus.ABORTED, None, None
                 completion = await self._engines[spec.engine].generate(self._request(record, turn))
                 record.action(completion)
                 if completion.finish is FinishReason.ABORT:
