@@ -160,7 +160,8 @@ class Learner:
         share = self._config.attribution.share
         if not share:
             return None
-        generator = torch.Generator().manual_seed(self._config.seed * 7919 + self._trainer.version)
+        seed = (self._config.seed * 7919 + self._trainer.version) % 2**63
+        generator = torch.Generator().manual_seed(seed)
         drawn = torch.rand(len(batch.episodes), generator=generator) < share
         segment = torch.arange(len(batch.segment_episode)).repeat_interleave(
             batch.packed.action_offsets.diff()

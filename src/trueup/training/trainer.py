@@ -126,6 +126,8 @@ class TorchTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             for micro in microbatches(batch.select(segments), self._settings.microbatch_tokens):
                 index = tokens[micro.actions]
+                if not bool(correction.keep[index].any()):
+                    continue
                 losses.append(self._backward(micro, gap, correction, index, scale))
                 keeps.append(correction.keep[index])
                 advantages.append(correction.advantages[index])
@@ -198,7 +200,7 @@ def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Opt
 
 def _minibatches(gap: PolicyGap, count: int, seed: int, version: int) -> list[Tensor]:
     """Segments of each mini-batch: episodes in an order that seed and version fix."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + version)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + version) % 2**63)
     order = torch.randperm(gap.num_episodes, generator=generator)
     part_of = torch.empty_like(order)
     for part, episodes in enumerate(order.tensor_split(count)):
