@@ -67,3 +67,9 @@ def test_a_planned_directory_is_refused_like_a_created_one_and_not_made(tmp_path
         RunDirectory.planned(root, "a")
     with pytest.raises(RunDirectoryError, match="run must be 1 to 100 of"):
         RunDirectory.planned(root, "../a")
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="run must be a directory that can be made"):
+        RunDirectory.create(tmp_path / "file", "a")

@@ -38,11 +38,16 @@ class RunDirectory:
             name: Name of the run.
 
         Raises:
-            RunDirectoryError: The name is not allowed, leads out of `root`, or is taken.
+            RunDirectoryError: The name is not allowed, leads out of `root` or is taken, or the
+                directory cannot be made.
         """
         run = cls.planned(root, name)
-        for folder in (run.path, run.episodes, run.checkpoints, run.logs):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (run.path, run.episodes, run.checkpoints, run.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = "a directory that can be made"
+            raise RunDirectoryError(field="run", rule=rule, value=str(error)) from None
         return run
 
     @classmethod
