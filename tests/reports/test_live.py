@@ -42,6 +42,18 @@ def test_on_a_terminal_the_last_eight_steps_stand():
     assert "nobody waits" in picture
 
 
+def test_only_a_picture_with_a_step_is_left_standing():
+    erased = "\x1b[2K"
+    for steps in (0, 1):
+        out = console(terminal=True)
+        with LiveView(3, console=out) as view:
+            view.update(Progress(step=0, version=0, phase="preparing"))
+            for step in range(steps):
+                view.update(snapshot(step + 1))
+        after_last_picture = out.file.getvalue().rpartition("version ")[2]
+        assert (erased in after_last_picture) == (steps == 0)
+
+
 def test_text_of_the_run_is_no_markup_and_no_escape_sequence():
     for terminal in (False, True):
         out = console(terminal=terminal)

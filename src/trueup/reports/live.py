@@ -61,8 +61,9 @@ class LiveView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the last picture standing."""
+        """Leave the last picture standing, if it shows a step."""
         if self._live is not None:
+            self._live.transient = not self._rows
             self._live.update(self._picture())
             self._live.stop()
 
