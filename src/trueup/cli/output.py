@@ -25,6 +25,13 @@ AsJson = Annotated[
 OK, FAILED, UNKNOWN = "✓", "✗", "–"
 
 
+class Interrupted(TrueupError):
+    """The user pressed Ctrl-C before there was anything to keep."""
+
+    kind = "interrupted"
+    exit_code = 130
+
+
 def say(text: str) -> None:
     """Tell the user something that is not the result."""
     typer.echo(_plain(text), err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueup.cli.output import AsJson, draw, emit, say, show
+from trueup.cli.output import AsJson, Interrupted, draw, emit, say, show
 from trueup.cli.plan import Plan, new, resumed
 from trueup.cli.rehearsal import rehearse
 from trueup.cli.runs import Words, shown
@@ -63,7 +63,10 @@ def train(
     say(f"{plan.source} {'goes on' if resume else 'runs'} in {plan.directory}: {plan.size}")
     if plan.builds_base:
         say(f"first the base policy is built: once, about 30 s, kept in {cache_dir()}")
-    outcome = _control(plan, ("trueup", *context.obj))
+    try:
+        outcome = _control(plan, ("trueup", *context.obj))
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted before training began") from None
     _conclude(plan, outcome, as_json=as_json)
 
 
@@ -81,9 +84,6 @@ def _control(plan: Plan, command: Sequence[str]) -> Outcome:
             return run.train(
                 plan.config, path.parent, path.name, on_step=view.update, command=command
             )
-    except KeyboardInterrupt:
-        say("interrupted before training began")
-        raise typer.Exit(130) from None
     except (Fault, DataError) as error:
         _explain(error, plan)
         raise
