@@ -60,14 +60,18 @@ def train(
     if dry_run:
         rehearse(plan, as_json=as_json)
         return
-    say(f"{plan.source} {'goes on' if resume else 'runs'} in {plan.directory}: {plan.size}")
-    if plan.builds_base:
-        say(f"first the base policy is built: once, about 30 s, kept in {cache_dir()}")
     try:
+        _announce(plan)
         outcome = _control(plan, ("trueup", *context.obj))
     except KeyboardInterrupt:
         raise Interrupted("interrupted before training began") from None
     _conclude(plan, outcome, as_json=as_json)
+
+
+def _announce(plan: Plan) -> None:
+    say(f"{plan.source} {'goes on' if plan.resumes else 'runs'} in {plan.directory}: {plan.size}")
+    if plan.builds_base:
+        say(f"first the base policy is built: once, about 30 s, kept in {cache_dir()}")
 
 
 def _control(plan: Plan, command: Sequence[str]) -> Outcome:
