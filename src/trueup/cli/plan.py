@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trueup import config as configuration
 from trueup.cli.output import say
-from trueup.cli.runs import Words, newest, planned, read, select, shown
+from trueup.cli.runs import newest, planned, shown
+from trueup.cli.selection import Words, read, select
 from trueup.config import Config, cache_dir
 from trueup.errors import UsageError
 from trueup.records.directory import RunDirectory

@@ -11,7 +11,7 @@ import typer
 
 from trueup import config as configuration
 from trueup.cli.output import AsJson, emit, show
-from trueup.cli.runs import Words, select
+from trueup.cli.selection import Words, select
 from trueup.config import Config
 from trueup.recipes import table
 

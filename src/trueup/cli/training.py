@@ -12,7 +12,8 @@ import typer
 from trueup.cli.output import AsJson, Interrupted, draw, emit, say, show
 from trueup.cli.plan import Plan, new, resumed
 from trueup.cli.rehearsal import rehearse
-from trueup.cli.runs import Words, shown
+from trueup.cli.runs import shown
+from trueup.cli.selection import Words
 from trueup.cli.settings import Changes, ConfigFile, Recipe
 from trueup.config import cache_dir
 from trueup.errors import DataError, Fault, TrueupError
