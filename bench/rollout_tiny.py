@@ -5,7 +5,8 @@ observations of about 25), 64 at a time. The engine keeps each episode's cache a
 the moment its episode ends; the peer does what trainers without an engine do, a left-padded batch
 of 64 whole prefixes per turn through `generate`, sampled, with log-probs. Both sides are given the
 same prompts, observations and sample lengths, so both compute the same number of samples.
-Sides alternate, and the best of the repeats counts for each.
+Sides alternate, and the best of the repeats counts for each. Time is this process's processor time
+on one thread, so that what else the machine does is not counted.
 
 Usage: python bench/rollout_tiny.py [--json] [--episodes N] [--repeats N]
 """
@@ -23,8 +24,6 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
 from trueup.engines.embedded.core import EmbeddedCore
-from trueup.engines.embedded.network import Batch
-from trueup.engines.embedded.sampling import sample
 from trueup.models.load import state_tensors
 from trueup.models.tiny import build_tiny
 from trueup.sync.digest import digest
@@ -127,41 +126,49 @@ def run_generate(model: LlamaForCausalLM, traffic: Traffic) -> int:
 
 
 def decode_rates(model: LlamaForCausalLM, core: EmbeddedCore) -> dict[str, float]:
-    """Pure decode at 64 rows behind 64 tokens, in steps per second, and where a step goes."""
+    """Pure decode of 64 rows behind 24 to 84 tokens: steps per second, and where a step goes."""
     rng = np.random.default_rng(1)
-    n = 100
+    prompt, n = 24, 60
     for row in range(SLOTS):
-        prompt = array("i", rng.integers(0, VOCABULARY, 64).tolist())
-        sampling = SamplingParams(max_tokens=n + 20, stop_ids=(), key=(row,))
-        core.submit(GenerateRequest(session=f"decode-{row}", prompt_ids=prompt, sampling=sampling))
+        ids = array("i", rng.integers(0, VOCABULARY, prompt).tolist())
+        sampling = SamplingParams(max_tokens=n + 2, stop_ids=(), key=(row,))
+        core.submit(GenerateRequest(session=f"decode-{row}", prompt_ids=ids, sampling=sampling))
     core.step()
+    forward, sampler = Timed(core._network.forward), Timed(core._sample)
+    core._network.forward, core._sample = forward, sampler
     step_s = _seconds(core.step, n)
-    slots = np.arange(SLOTS)
-    batch = Batch(
-        slots=slots,
-        cached=np.full(SLOTS, 64 + n // 2),
-        counts=np.ones(SLOTS, dtype=np.int64),
-        tokens=rng.integers(0, VOCABULARY, SLOTS),
-    )
+    core._network.forward, core._sample = forward.call, sampler.call
     for row in range(SLOTS):
         core.release(f"decode-{row}")
-    network = core._network
-    forward_s = _seconds(lambda: network.forward(batch), n)
-    logits, u = network.forward(batch), torch.from_numpy(rng.random(SLOTS))
     with torch.inference_mode():
-        sample_s = _seconds(lambda: sample(logits, u), n)
         cache = DynamicCache(config=model.config)
-        prompts = torch.from_numpy(rng.integers(0, VOCABULARY, (SLOTS, 64)))
+        prompts = torch.from_numpy(rng.integers(0, VOCABULARY, (SLOTS, prompt)))
         model(input_ids=prompts, cache=cache, use_cache=True)
         last = prompts[:, :1]
         bare_s = _seconds(lambda: model(input_ids=last, cache=cache, use_cache=True), n)
+    shares = [timed.seconds / n / step_s for timed in (forward, sampler)]
     return {
         "decode_steps_per_s": 1 / step_s,
         "bare_forward_steps_per_s": 1 / bare_s,
-        "share_forward": forward_s / step_s,
-        "share_sampling": sample_s / step_s,
-        "share_overhead": max(0.0, 1 - (forward_s + sample_s) / step_s),
+        "share_forward": shares[0],
+        "share_sampling": shares[1],
+        "share_overhead": 1 - sum(shares),
     }
+
+
+class Timed:
+    """A call that adds up the seconds it takes."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call and add."""
+        begin = time.process_time()
+        result = self.call(*arguments)
+        self.seconds += time.process_time() - begin
+        return result
 
 
 def _seconds(call: Any, repeats: int) -> float:

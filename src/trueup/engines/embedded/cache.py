@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BUCKET = 64
+_BUCKET = 32
 
 
 class SlotCache:
@@ -66,7 +66,7 @@ class SlotCache:
         held = self.positions
         if positions <= held:
             return
-        grown = max(-(-positions // _BUCKET) * _BUCKET, min(2 * held, held + 16 * _BUCKET))
+        grown = -(-max(positions, held * 5 // 4) // _BUCKET) * _BUCKET
         for index, old in enumerate(self.layers):
             new = old.new_zeros((*old.shape[:3], grown, old.shape[4]))
             new[:, :, :, :held] = old

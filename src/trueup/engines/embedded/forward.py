@@ -43,8 +43,10 @@ class _Layer:
     out: Tensor
     out_bias: Tensor | None
     norm_mlp: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
+    gate: Tensor
+    gate_bias: Tensor | None
+    up: Tensor
+    up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
 
@@ -130,8 +132,10 @@ class SlimNetwork:
                     out=parameters.named[f"{attention}.o_proj.weight"],
                     out_bias=get(f"{attention}.o_proj.bias"),
                     norm_mlp=parameters.named[f"{block}.post_attention_layernorm.weight"],
-                    gate_up=fused[f"{mlp}.gate_proj.weight"],
-                    gate_up_bias=fused.get(f"{mlp}.gate_proj.bias"),
+                    gate=parameters.named[f"{mlp}.gate_proj.weight"],
+                    gate_bias=get(f"{mlp}.gate_proj.bias"),
+                    up=parameters.named[f"{mlp}.up_proj.weight"],
+                    up_bias=get(f"{mlp}.up_proj.bias"),
                     down=parameters.named[f"{mlp}.down_proj.weight"],
                     down_bias=get(f"{mlp}.down_proj.bias"),
                 )
@@ -171,9 +175,10 @@ class SlimNetwork:
             else:
                 attended = self._attend(index, layer, normed, plan)
             x = _add_linear(x, attended, layer.out, layer.out_bias)
-            gate_up = F.linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
-            gate, up = gate_up.chunk(2, -1)
-            x = _add_linear(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            normed = self._rms(x, layer.norm_mlp)
+            gate = F.silu(F.linear(normed, layer.gate, layer.gate_bias))
+            up = F.linear(normed, layer.up, layer.up_bias)
+            x = _add_linear(x, gate.mul_(up), layer.down, layer.down_bias)
         return F.linear(self._rms(x, bound.norm), bound.head, bound.head_bias).float()
 
     def _attend(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
@@ -222,17 +227,19 @@ class SlimNetwork:
 
     def _attend_singles(self, index: int, queries: Tensor, rows: Singles) -> Tensor:
         """[rows, H, D] -> [rows, H·D]: the G query heads of a group are the rows of a product."""
-        if rows.index is not None:
-            scattered = queries.new_zeros(rows.slots, *queries.shape[1:])
-            queries = scattered.index_copy_(0, rows.index, queries)
-        grouped = queries.reshape(
-            rows.slots * self._kv_heads, self._heads // self._kv_heads, self._head_dim
-        )
-        keys, values = self.cache.layers[index][:, : rows.slots, :, : rows.attended].flatten(1, 2)
+        if rows.slots is not None:
+            keys, values = self.cache.read(index, rows.slots, rows.attended)
+        else:
+            keys, values = self.cache.layers[index][:, : rows.rows, :, : rows.attended]
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        if rows.order is not None:
+            queries = queries.index_select(0, rows.order)
+        groups = self._heads // self._kv_heads
+        grouped = queries.reshape(rows.rows * self._kv_heads, groups, self._head_dim)
         scores = torch.baddbmm(rows.mask, grouped, keys.transpose(1, 2), alpha=self._scale)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-        mixed = torch.bmm(weights, values).view(rows.slots, -1)
-        return mixed if rows.index is None else mixed.index_select(0, rows.index)
+        mixed = torch.bmm(weights, values).view(rows.rows, -1)
+        return mixed if rows.inverse is None else mixed.index_select(0, rows.inverse)
 
     def _attend_several(self, index: int, qkv: Tensor, rows: Several) -> Tensor:
         """[tokens, H+2K, D] -> [tokens, H·D]: rows padded to the longest, each seeing its past."""
@@ -259,17 +266,18 @@ class SlimNetwork:
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         """Statistics in float32, weight applied in the model's dtype, as the modules do it."""
         wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self._eps))
-        return (wide * scale).to(x.dtype).mul_(weight)
+        norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_()
+        normed: Tensor = (wide * scale).to(x.dtype).mul_(weight)
+        return normed
 
     def _groups(self) -> list[tuple[str, ...]]:
-        groups = []
-        for index in range(self._layers_count):
-            block = f"model.layers.{index}"
-            for kind in ("weight", "bias"):
-                groups.append(tuple(f"{block}.self_attn.{p}_proj.{kind}" for p in "qkv"))
-                groups.append(tuple(f"{block}.mlp.{p}_proj.{kind}" for p in ("gate", "up")))
-        return groups
+        """Query, key and value of every layer: one product, whose rows the rotation then shares."""
+        return [
+            tuple(f"model.layers.{index}.self_attn.{p}_proj.{kind}" for p in "qkv")
+            for index in range(self._layers_count)
+            for kind in ("weight", "bias")
+        ]
 
 
 def _add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

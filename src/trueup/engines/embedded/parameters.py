@@ -1,7 +1,7 @@
 """One complete set of a model's tensors, in memory that nobody else holds.
 
 An engine keeps two such sets: the one it serves and a shadow into which the next version is copied
-and verified. Tensors that a forward wants fused (query, key and value; gate and up) lie one after
+and verified. Tensors that a forward wants fused (query, key and value) lie one after
 the other in one storage and are *views* of it by name: the digest of the named views is therefore
 the digest of the very memory that the forward reads, and no second copy can go stale.
 """

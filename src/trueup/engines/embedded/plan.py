@@ -1,8 +1,8 @@
 """What all layers of a slim forward share about one batch: indices, masks, angles.
 
-Attention sees the rows in two ways. Rows with one query each are batched products over the cache
-itself, slots 0 ... n-1, without a copy. Rows with several new tokens are padded among their kind,
-and those with nothing cached before need no cache at all.
+Attention sees the rows in two ways. Rows with one query each are batched products, over the cache
+itself if they are all of slots 0 ... R-1 and over a copy of theirs if not. Rows with several new
+tokens are padded among their kind, and those with nothing cached before need no cache at all.
 
 R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dimension, T: positions
 attended, N: most new tokens of a row of a kind.
@@ -30,15 +30,18 @@ _ATTEND_BUCKET = 16
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """Attention of rows with one query each, over slots 0 ... n-1 of the cache."""
+    """Attention of rows with one query each."""
 
-    slots: int
-    """n"""
-    index: Tensor | None
-    """[rows] slot of each row; None if the rows are exactly the slots in order."""
+    rows: int
+    slots: Tensor | None
+    """[2R] as `SlotCache.read` takes them; None: the rows are slots 0 ... R-1, read in place."""
+    order: Tensor | None
+    """[R] row of each slot, where they are read in place but the rows are not in their order."""
+    inverse: Tensor | None
+    """[R] slot of each row, likewise."""
     attended: int
     mask: Tensor
-    """[n·K, G, T] 0 or -inf."""
+    """[R·K, G, T] 0 or -inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,8 @@ class Planner:
         filled = batch.cached + batch.counts
         self._cache.reserve(int(filled.max()))
         singles = batch.singles
-        last = None
         if singles == len(batch.slots):
-            slots, at = batch.slots, batch.cached
+            slots, at, last = batch.slots, batch.cached, None
         else:
             slots = np.repeat(batch.slots, batch.counts)
             first = np.cumsum(batch.counts) - batch.counts
@@ -133,7 +135,7 @@ class Planner:
                 index=self._tensor(first + batch.counts - 1),
                 cos=self._cos.index_select(0, ends),
                 sin=self._sin.index_select(0, ends),
-                queries=self._singles(batch.slots, filled),
+                queries=self._queries(batch.slots, filled),
             )
         positions = self._tensor(at)
         return Plan(
@@ -141,23 +143,24 @@ class Planner:
             cos=self._cos.index_select(0, positions),
             sin=self._sin.index_select(0, positions),
             write=self._tensor(self._cache.rows(slots, at)),
-            singles=self._singles(batch.slots[:singles], filled[:singles]) if singles else None,
+            singles=self._queries(batch.slots[:singles], filled[:singles]) if singles else None,
             several=self._several(batch),
             last=last,
         )
 
-    def _singles(self, slots: NDArray[np.int64], filled: NDArray[np.int64]) -> Singles:
-        used = int(slots.max()) + 1
-        # Slots without a row see position 0 alone: finite, and read by nobody.
-        seen = np.zeros(used, dtype=np.int64)
-        seen[slots] = filled - 1
-        attended = self._attended(filled)
+    def _queries(self, slots: NDArray[np.int64], filled: NDArray[np.int64]) -> Singles:
+        """One query at the end of every row."""
+        rows, attended = len(slots), self._attended(filled)
+        in_place = int(slots.max()) + 1 == rows
+        order = np.argsort(slots) if in_place and (slots[1:] < slots[:-1]).any() else None
+        seen = filled - 1 if order is None else filled[order] - 1
         groups = self._heads // self._kv_heads
         mask = self._mask(seen[:, None], attended)[:, None, None]
-        in_order = used == len(slots) and bool((slots[1:] > slots[:-1]).all())
         return Singles(
-            slots=used,
-            index=None if in_order else self._tensor(slots),
+            rows=rows,
+            slots=None if in_place else self._both(slots),
+            order=None if order is None else self._tensor(order),
+            inverse=None if order is None else self._tensor(slots),
             attended=attended,
             mask=mask.expand(-1, self._kv_heads, groups, -1).reshape(-1, groups, attended),
         )
@@ -194,17 +197,20 @@ class Planner:
         attended = self._attended(cached + counts)
         starts = (np.cumsum(counts) - counts)[:, None]
         seen = (cached[:, None] + within)[:, :, None]
-        both = np.concatenate((slots, slots + self._cache.slots))
         return Several(
             begin=begin,
             end=end,
             rows=len(slots),
             pad=self._tensor((starts + within).reshape(-1)) if ragged else None,
             unpad=self._tensor(np.flatnonzero(place < counts[:, None])) if ragged else None,
-            slots=None if fresh else self._tensor(both),
+            slots=None if fresh else self._both(slots),
             attended=attended,
             mask=None if fresh else self._mask(seen, attended)[:, None],
         )
+
+    def _both(self, slots: NDArray[np.int64]) -> Tensor:
+        """[2R] where `SlotCache.read` finds the keys, then the values, of some slots."""
+        return self._tensor(np.concatenate((slots, slots + self._cache.slots)))
 
     def _attended(self, filled: NDArray[np.int64]) -> int:
         """Positions to attend to: the longest row's, rounded up to a bucket."""
