@@ -517,15 +517,21 @@ class Controller:
     # ---- tasks
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._guard(work))
+        task = asyncio.create_task(work)
         self._tasks[task] = name
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(self._ended)
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except TrueupError as error:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task is over; whatever it raised stops the run, also what nobody foresaw."""
+        name = self._tasks.pop(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, TrueupError):
             self.fail(error)
+            return
+        fault = Fault(f"{name}: {error!r}", field="controller")
+        fault.__cause__ = error
+        self.fail(fault)
 
     def _running(self) -> list[str]:
         names = self._tasks.values()
