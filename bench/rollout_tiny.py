@@ -5,8 +5,9 @@ observations of about 25), 64 at a time. The engine keeps each episode's cache a
 the moment its episode ends; the peer does what trainers without an engine do, a left-padded batch
 of 64 whole prefixes per turn through `generate`, sampled, with log-probs. Both sides are given the
 same prompts, observations and sample lengths, so both compute the same number of samples.
-Sides alternate, and the best of the repeats counts for each. Time is this process's processor time
-on one thread, so that what else the machine does is not counted.
+Sides alternate; the ratio is the median over pairs of neighbouring runs, the other figures medians
+of their own. Time is this process's processor time on one thread: what else the machine runs costs
+both sides cache and clock, but no waiting.
 
 Usage: python bench/rollout_tiny.py [--json] [--episodes N] [--repeats N]
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from array import array
 from typing import Any
@@ -197,14 +199,16 @@ def measure(episodes: int, repeats: int) -> dict[str, Any]:
         engine_s.append(middle - begin)
         assert peer_tokens == tokens
     figures = {
-        "episodes_per_s": episodes / min(engine_s),
-        "generate_episodes_per_s": episodes / min(generate_s),
-        "tokens_per_s": tokens / min(engine_s),
+        "episodes_per_s": episodes / statistics.median(engine_s),
+        "generate_episodes_per_s": episodes / statistics.median(generate_s),
+        "tokens_per_s": tokens / statistics.median(engine_s),
         "steps": steps,
         **decode_rates(model, core),
     }
     ratios = {
-        "tiny.speed_vs_generate": min(generate_s) / min(engine_s),
+        "tiny.speed_vs_generate": statistics.median(
+            theirs / ours for theirs, ours in zip(generate_s, engine_s, strict=True)
+        ),
         "tiny.decode_vs_bare_forward": figures["decode_steps_per_s"]
         / figures["bare_forward_steps_per_s"],
     }
@@ -215,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
     parser.add_argument("--episodes", type=int, default=320)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     result = measure(options.episodes, options.repeats)
     for name, value in {**result["ratios"], **result["figures"]}.items():
