@@ -35,10 +35,14 @@ class Section(BaseModel):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+TINY_AGENT = "tiny-agent"
+"""`model.path` of the policy that is built on first use."""
+
+
 class ModelConfig(Section):
     """Which policy is trained."""
 
-    path: str = "tiny-agent"
+    path: str = TINY_AGENT
     """`tiny-agent` (built and fine-tuned on first use) or a Hugging Face directory."""
 
 

@@ -10,7 +10,7 @@ from trueup import config as configuration
 from trueup.cli.output import say
 from trueup.cli.runs import newest, planned, shown
 from trueup.cli.selection import Words, read, select
-from trueup.config import Config, cache_dir
+from trueup.config import TINY_AGENT, Config, cache_dir
 from trueup.errors import UsageError
 from trueup.records.directory import RunDirectory
 
@@ -47,7 +47,7 @@ class Plan:
 
         Which one fits is known to the environment alone: one that does not fit is replaced unsaid.
         """
-        wanted = not self.resumes and self.config.model.path == "tiny-agent"
+        wanted = not self.resumes and self.config.model.path == TINY_AGENT
         return wanted and not any(cache_dir().glob("tiny-agent-*"))
 
 

@@ -8,7 +8,7 @@ from trueup.cli.output import emit, show
 from trueup.cli.plan import Plan
 from trueup.cli.runs import shown
 from trueup.cli.settings import changed, plain
-from trueup.config import Config, cache_dir
+from trueup.config import TINY_AGENT, Config, cache_dir
 
 
 def rehearse(plan: Plan, *, as_json: bool) -> None:
@@ -17,10 +17,13 @@ def rehearse(plan: Plan, *, as_json: bool) -> None:
     Raises:
         UsageError: The run would be refused.
     """
-    from trueup.training.run import check
+    from trueup.training import preflight
 
-    check(plan.config)
-    first = _first_step(plan)
+    first = 0
+    if plan.resumes:
+        first = preflight.check_resume(plan.run, plan.config)[1].start.step
+    else:
+        preflight.check(plan.config)
     different = changed(plan.config)
     if as_json:
         emit(
@@ -53,17 +56,9 @@ def processes(config: Config) -> list[str]:
     return ["controller", "learner", *engines, *rollout]
 
 
-def _first_step(plan: Plan) -> int:
-    if not plan.resumes:
-        return 0
-    from trueup.training import resume
-
-    return resume.find(plan.run).start.step
-
-
 def _facts(plan: Plan, first: int) -> list[tuple[str, Any]]:
     config = plan.config
-    if config.model.path != "tiny-agent" or plan.resumes:
+    if config.model.path != TINY_AGENT or plan.resumes:
         policy = f"step {first} of this run" if plan.resumes else config.model.path
     else:
         built = ", built first (about 30 s)" if plan.builds_base else ""

@@ -18,6 +18,8 @@ from pathlib import Path
 from trueup.errors import CheckpointError
 
 MANIFEST = "MANIFEST.json"
+_LONGEST_HEADER = 100_000_000
+"""Bytes; what the safetensors format allows."""
 
 
 @contextmanager
@@ -73,6 +75,30 @@ def verify(directory: Path) -> bool:
                 field=str(directory / name), rule=f"of SHA-256 {digest}", value=found
             )
     return True
+
+
+def check_weights(directory: Path) -> None:
+    """Refuse a directory whose weight files are missing or cut short, without reading the weights.
+
+    Raises:
+        CheckpointError: There is none, or one's header does not describe the file.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            field=str(directory), rule="with weights in safetensors", value="none"
+        )
+    for path in files:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+                header.pop("__metadata__", None)
+                ends = [entry["data_offsets"][1] for entry in header.values()]
+            except (ValueError, KeyError, TypeError, AttributeError):
+                ends = []
+        if not ends or 8 + length + max(ends) != path.stat().st_size:
+            raise CheckpointError(field=str(path), rule="a whole safetensors file", value="damaged")
 
 
 def _read_manifest(directory: Path) -> dict[str, str]:

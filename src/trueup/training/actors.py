@@ -2,7 +2,7 @@
 
 Started as `python -m trueup.training.actors`; what to be is one JSON object on the first line of
 stdin. A process lives as long as the other end of its stdin, so that none outlives the controller,
-however that ends. Interrupts from the terminal are the controller's to handle.
+however that ends. SIGINT and SIGTERM, which reach the whole group, are the controller's to handle.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ async def _stdin_closed() -> None:
 
 def main() -> None:
     """Be what stdin says."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.raw.readline()  # type: ignore[union-attr]
     asyncio.run(_serve(ActorSpec(**json.loads(line))))
 

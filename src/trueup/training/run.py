@@ -15,16 +15,12 @@ from pathlib import Path
 
 from trueup import config as configuration
 from trueup.config import Config
-from trueup.environments.base import Environment
-from trueup.environments.sandbox.table import resolve
-from trueup.environments.table import build
-from trueup.errors import Fault, RunDirectoryError
-from trueup.models import chat
+from trueup.errors import Fault
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
 from trueup.records.lock import RunLock
 from trueup.records.manifest import build_manifest, write_atomic, write_manifest
-from trueup.training import resume
+from trueup.training import preflight
 from trueup.training.clock import LogicalClock, RealClock
 from trueup.training.clock import run as run_on_clock
 from trueup.training.controller import Controller, Start
@@ -32,7 +28,6 @@ from trueup.training.payload import clear
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder
 from trueup.training.runtime_local import LocalRuntime, base_model
-from trueup.types import Task
 
 _SIGNALS = {signal.SIGINT: "SIGINT", signal.SIGTERM: "SIGTERM"}
 
@@ -54,8 +49,7 @@ class _Prepared:
     model: Path
     start: Start
     epoch: int
-    tasks: Sequence[Task]
-    heldout: Sequence[Task]
+    world: preflight.World
 
 
 def train(
@@ -79,9 +73,8 @@ def train(
         UsageError: Something is wrong that the user can mend; nothing was written.
         Fault: A part failed while running; the ledger holds the first cause.
     """
-    tasks, heldout, vocabulary = _check_environment(config)
+    world = preflight.check(config)
     model = base_model(config)
-    chat.check(model, vocabulary)
     run = RunDirectory.create(root, name)
     with RunLock(run.lock):
         write_atomic(run.config, configuration.as_toml(config).encode())
@@ -94,8 +87,7 @@ def train(
             model=model,
             start=Start(),
             epoch=0,
-            tasks=tasks,
-            heldout=heldout,
+            world=world,
         )
         return _control(prepared, ledger, on_step)
 
@@ -119,16 +111,8 @@ def go_on(
     """
     run = RunDirectory.open(path)
     config = configuration.load(run.config.read_text(), overrides, source=str(run.config))
-    tasks, heldout, vocabulary = _check_environment(config)
     with RunLock(run.lock):
-        found = resume.find(run)
-        if found.start.step >= config.train.steps:
-            raise RunDirectoryError(
-                field="train.steps",
-                rule=f"more than the {found.start.step} steps that this run has done",
-                value=config.train.steps,
-            )
-        chat.check(found.model, vocabulary)
+        world, found = preflight.check_resume(run, config)
         write_atomic(run.config, configuration.as_toml(config).encode())
         prepared = _Prepared(
             config=config,
@@ -136,32 +120,9 @@ def go_on(
             model=found.model,
             start=found.start,
             epoch=found.epoch,
-            tasks=tasks,
-            heldout=heldout,
+            world=world,
         )
         return _control(prepared, Ledger.open(run.ledger), on_step)
-
-
-def check(config: Config) -> None:
-    """All that can be refused before a start, without starting.
-
-    Raises:
-        UsageError: Something is wrong that the user can mend.
-    """
-    _check_environment(config)
-
-
-def _check_environment(config: Config) -> tuple[Sequence[Task], Sequence[Task], tuple[str, ...]]:
-    """Tasks, held-out tasks and words of the environment; its sandbox works."""
-    environment: Environment = build(config, resolve(config.sandbox.kind))
-    try:
-        return (
-            environment.tasks("train"),
-            environment.tasks("heldout"),
-            environment.vocabulary(),
-        )
-    finally:
-        environment.close()
 
 
 def _control(prepared: _Prepared, ledger: Ledger, on_step: Callable[[Progress], None]) -> Outcome:
@@ -203,8 +164,8 @@ async def _run(
             engines=runtime.engines,
             rollout=runtime.rollout,
             learner=runtime.learner,
-            tasks=prepared.tasks,
-            heldout=prepared.heldout,
+            tasks=prepared.world.tasks,
+            heldout=prepared.world.heldout,
             start=prepared.start,
             on_step=on_step,
         )

@@ -1,0 +1,83 @@
+"""All that can be refused before a run starts, without starting or writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trueup.config import TINY_AGENT, Config
+from trueup.environments.sandbox.table import resolve
+from trueup.environments.table import build
+from trueup.errors import RunDirectoryError
+from trueup.models import chat, directory
+from trueup.records.directory import RunDirectory
+from trueup.training import resume
+from trueup.types import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What a run needs to know of its environment."""
+
+    tasks: Sequence[Task]
+    heldout: Sequence[Task]
+    vocabulary: tuple[str, ...]
+
+
+def check(config: Config) -> World:
+    """Refuse a configuration that cannot run here.
+
+    Raises:
+        UsageError: No sandbox works, a constant of the correction is unknown or out of range, or
+            the model directory is missing, damaged, or has a tokenizer that does not fit.
+    """
+    world = _world(config)
+    if config.correction.params:
+        from trueup.corrections.table import find
+
+        find(config.correction.preset).resolve(config.correction.params)
+    if config.model.path != TINY_AGENT:
+        check_model(Path(config.model.path), world)
+    return world
+
+
+def check_model(model: Path, world: World) -> None:
+    """Refuse a model directory that does not verify or does not speak the environment's words.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    directory.verify(model)
+    directory.check_weights(model)
+    chat.check(model, world.vocabulary)
+
+
+def check_resume(run: RunDirectory, config: Config) -> tuple[World, resume.Found]:
+    """Refuse a run that cannot go on; say where it would.
+
+    Raises:
+        UsageError: As `check`, no checkpoint verifies, or all steps are done.
+    """
+    world = check(config)
+    found = resume.find(run)
+    if found.start.step >= config.train.steps:
+        raise RunDirectoryError(
+            field="train.steps",
+            rule=f"more than the {found.start.step} steps that this run has done",
+            value=config.train.steps,
+        )
+    check_model(found.model, world)
+    return world, found
+
+
+def _world(config: Config) -> World:
+    environment = build(config, resolve(config.sandbox.kind))
+    try:
+        return World(
+            tasks=environment.tasks("train"),
+            heldout=environment.tasks("heldout"),
+            vocabulary=environment.vocabulary(),
+        )
+    finally:
+        environment.close()
