@@ -202,6 +202,53 @@ def test_groups_without_contrast_are_refunded_so_that_the_mean_lag_stays_within_
     assert len(dropped) == reasons["zero_variance"]
 
 
+def committed(pipeline: Pipeline) -> list[int]:
+    """Draws that a resume from the last checkpoint would not draw again."""
+    (*_, last) = pipeline.learner.checkpoints.values()
+    return [*range(last["stream"]["low_water"]), *last["stream"]["committed"]]
+
+
+def dropped_draws(pipeline: Pipeline, reason: str) -> list[int]:
+    draws = {event.group: event.payload["stream"] for event in pipeline.events("close")}
+    dropped = [e for e in pipeline.events("drop") if e.payload["reason"] == reason]
+    return [draws[event.group] for event in dropped]
+
+
+def test_a_draw_without_contrast_that_was_refunded_does_not_come_again_after_a_resume(
+    tmp_path: Path,
+):
+    pipeline = finished(
+        tmp_path,
+        'train.zero_variance="refill"',
+        tokens=uneven,
+        outcome=lambda a: 1.0 if a.draw % 3 == 0 else float(a.member % 2),
+    )
+    refunded = dropped_draws(pipeline, "zero_variance")
+    assert refunded
+    assert committed(pipeline) == sorted([*pipeline.draws_consumed(), *refunded])
+
+
+@pytest.mark.parametrize("consume", ["drop", "requeue"])
+def test_a_stale_draw_comes_again_under_requeue_and_not_under_drop(tmp_path: Path, consume: str):
+    pipeline = finished(
+        tmp_path,
+        f"schedule.consume={consume}",
+        "schedule.staleness=1",
+        "engine.slots=12",
+        "train.steps=12",
+        tokens=lambda a: 40 if a.draw % 4 == 0 and not a.round else 3,
+    )
+    stale = dropped_draws(pipeline, "stale")
+    again = set(stale) & set(pipeline.draws_consumed())
+    assert stale
+    if consume == "drop":
+        assert not again
+        assert committed(pipeline) == sorted([*pipeline.draws_consumed(), *stale])
+    else:
+        assert again
+        assert committed(pipeline) == sorted(pipeline.draws_consumed())
+
+
 # ---- failures of attempts ------------------------------------------------------------------------
 
 
@@ -372,8 +419,7 @@ def test_every_draw_is_trained_once_over_two_interrupts(tmp_path: Path):
     draws = pipeline.draws_consumed()
     assert len(draws) == 18
     assert max(Counter(draws).values()) == 1
-    left = pipeline.learner.checkpoints[9]["stream"]
-    assert sorted(draws) == [*range(left["low_water"]), *left["committed"]]
+    assert committed(pipeline) == sorted(draws)
 
 
 def test_checkpoints_are_written_at_their_steps_and_at_the_end(tmp_path: Path):

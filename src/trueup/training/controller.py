@@ -312,8 +312,10 @@ class Controller:
             case CloseGroup():
                 self._close_group(action)
             case DropGroup(group=group, reason=reason):
-                if reason == "stale":
+                if reason == "stale" and self._config.schedule.consume == "requeue":
                     self._offer_again(group)
+                if group not in self._issue_again:
+                    self._stream.commit(self._groups[group].draw)
                 self._give_up(group, reason)
             case StartTraining(version=version, groups=groups):
                 self._spawn("train", self._train(version, groups))
@@ -506,7 +508,7 @@ class Controller:
             mean_lag=mean("gap/lag"),
             max_lag=int(metrics["gap/lag"].max) if "gap/lag" in metrics else None,
             mean_abs_gap=mean("gap/abs_log_ratio"),
-            ess=mean("ess/applied_tokens"),
+            ess=mean("ess/applied_tokens") if "kept/tokens" in metrics else None,
             episodes_per_s=self._trained / (time.monotonic() - self._t_start),
             running=self._scheduler.num_running,
             waiting_groups=self._scheduler.num_buffered,

@@ -1,9 +1,9 @@
 """The order in which tasks are drawn, and how far it has been trained.
 
 Draw i of the stream is a fixed task: every epoch is a permutation that seed and epoch determine. A
-draw is *committed* when its group has been trained; the low-water mark is the first draw that is
-not. A resumed stream goes on from there and skips what was committed beyond it, so that no draw is
-lost and none is trained twice.
+draw is *committed* when its group has been trained, or dropped for good; the low-water mark is the
+first draw that is not. A resumed stream goes on from there and skips what was committed beyond it,
+so that no draw is lost and none is trained twice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TaskStream:
         return self._tasks[self._epochs[epoch][position]]
 
     def commit(self, draw: int) -> None:
-        """A draw has been trained; it may be again, if its group had lost members."""
+        """A draw is done with; it may be so again, if its group had lost members."""
         if draw >= self._low_water:
             self._committed.add(draw)
         while self._low_water in self._committed:
