@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from trueup.config import Config, as_toml
+from trueup.config import TINY_AGENT, Config, as_toml
 from trueup.engines.base import Engine
 from trueup.errors import EngineFault, Fault
 from trueup.records.directory import RunDirectory
@@ -33,7 +34,8 @@ from trueup.training.remote import (
 from trueup.training.wire import Client
 
 _READY_S = 120.0
-_CLOSE_S = 5.0
+_CLOSE_S = 3.0
+"""For all processes together to end by themselves."""
 
 
 class LocalRuntime:
@@ -115,9 +117,10 @@ class LocalRuntime:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _reap(self) -> None:
+        deadline = time.monotonic() + _CLOSE_S
         for process in self._processes.values():
             try:
-                process.wait(_CLOSE_S)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -157,7 +160,10 @@ class LocalRuntime:
 
     async def _connect(self, name: str, fault: type[Fault]) -> Client:
         client = Client(
-            name, alive=lambda: self._why_gone(name), fault=fault, on_gone=self._hung_up
+            name,
+            why_ended=lambda wait_s: self._why_ended(name, wait_s),
+            fault=fault,
+            on_gone=self._hung_up,
         )
         self._clients.append(client)
         path = self._sockets / f"{name}.sock"
@@ -169,10 +175,11 @@ class LocalRuntime:
         if not self._closing:
             self._on_gone(fault)
 
-    def _why_gone(self, name: str) -> str:
-        """Exit status and last words of a process, or "" while it lives."""
-        status = self._processes[name].poll()
-        if status is None:
+    def _why_ended(self, name: str, wait_s: float) -> str:
+        """Exit status and last words of a process, or "" if it lives."""
+        try:
+            status = self._processes[name].wait(wait_s)
+        except subprocess.TimeoutExpired:
             return ""
         lines = self._run.log(name).read_text(errors="replace").strip().splitlines()
         return f"exit status {status}; {lines[-1] if lines else 'it said nothing'}"
@@ -184,7 +191,7 @@ def base_model(config: Config) -> Path:
     Raises:
         Fault: That process failed.
     """
-    if config.model.path != "tiny-agent":
+    if config.model.path != TINY_AGENT:
         return Path(config.model.path)
     result = subprocess.run(
         [sys.executable, "-m", "trueup.training.base_policy"],
