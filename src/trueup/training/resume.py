@@ -19,6 +19,8 @@ from trueup.training.controller import Start
 
 STATE = "state.json"
 """The controller's state in a checkpoint."""
+_PARTS = {"step", "version", "stream"}
+"""What a run cannot go on without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,10 @@ def read_state(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             field=f"{directory.name}/{STATE}", rule="readable JSON", value=str(error)
         ) from None
-    if not isinstance(state, dict):
-        raise CheckpointError(field=f"{directory.name}/{STATE}", rule="an object", value=state)
+    if not isinstance(state, dict) or not state.keys() >= _PARTS:
+        raise CheckpointError(
+            field=f"{directory.name}/{STATE}",
+            rule=f"an object of {', '.join(sorted(_PARTS))}",
+            value=state,
+        )
     return state
