@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trueup.errors import EngineFault, from_dict
+from trueup.errors import TrueupError, from_dict
 from trueup.training.clock import DECODE_STEP_S, SYNC_S, TRAIN_STEP_S, Clock
 from trueup.training.messages import Consumed, Discarded, EpisodeSpec, StepReport
 from trueup.training.wire import Client
@@ -77,6 +77,7 @@ class PacedEngine:
         self._work = asyncio.Event()
         self._turn = asyncio.Lock()
         self._pump: asyncio.Task[None] | None = None
+        self._lost: TrueupError | None = None
 
     async def info(self) -> EngineInfo:
         """See `Engine.info`."""
@@ -85,6 +86,8 @@ class PacedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `Engine.generate`."""
+        if self._lost is not None:
+            raise self._lost
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.session] = future
         self._requests.append(request)
@@ -140,7 +143,8 @@ class PacedEngine:
                     ended, faults, busy = await self._clock.take(
                         self._client.call("advance", requests, released), DECODE_STEP_S
                     )
-                except EngineFault as error:
+                except TrueupError as error:
+                    self._lost = error
                     self._fail_all(error)
                     return
             for completion in ended:
@@ -158,7 +162,7 @@ class PacedEngine:
         else:
             assert completion.finish is FinishReason.ABORT, "only aborted turns are not awaited"
 
-    def _fail_all(self, error: EngineFault) -> None:
+    def _fail_all(self, error: TrueupError) -> None:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
