@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from support.embedded import VOCABULARY, tiny
+from trueup.engines.embedded.architectures import build_network
 from trueup.engines.embedded.fallback import ModuleNetwork
 from trueup.engines.embedded.forward import SlimNetwork
-from trueup.engines.embedded.network import Batch, Network, build_network, kinds
+from trueup.engines.embedded.network import Batch, Network, kinds
 from trueup.engines.embedded.parameters import Parameters
 from trueup.models.load import state_tensors
 

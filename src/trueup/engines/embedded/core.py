@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from trueup.engines.embedded.activity import ActivityMeter
-from trueup.engines.embedded.network import Batch, build_network
+from trueup.engines.embedded.architectures import build_network
+from trueup.engines.embedded.network import Batch
 from trueup.engines.embedded.sampling import sample
 from trueup.engines.embedded.session import Session, Turn
 from trueup.engines.embedded.slots import SlotTable

@@ -1,4 +1,4 @@
-"""What the core asks of a forward pass, and which architecture gets which.
+"""What the core asks of a forward pass.
 
 A step of continuous batching is one ragged batch: every row brings the tokens of its sequence that
 have no keys and values yet (one while it decodes, many when it joins or after a swap), and gets the
@@ -18,10 +18,8 @@ import numpy as np
 from trueup.engines.embedded.parameters import Parameters
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,22 +100,3 @@ class Network(Protocol):
     def close(self) -> None:
         """Let go of the parameters and of the cache; nothing is computed after this."""
         ...
-
-
-def build_network(model: PreTrainedModel, slots: int, device: torch.device) -> Network:
-    """The forward for an architecture.
-
-    The slim one serves the model types it names; every other causal LM runs through the forward of
-    its own transformers module, which is slower and always right.
-
-    Args:
-        model: Gives configuration, names and module; its weights are neither read nor kept.
-        slots: Sequences that the cache can hold.
-        device: Where to compute.
-    """
-    from trueup.engines.embedded.fallback import ModuleNetwork
-    from trueup.engines.embedded.forward import SlimNetwork
-
-    if SlimNetwork.serves(model.config):
-        return SlimNetwork(model, slots, device)
-    return ModuleNetwork(model, slots, device)

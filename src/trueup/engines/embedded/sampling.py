@@ -5,7 +5,7 @@ searched in two levels (block, then token within it), which needs one exponentia
 random number per token. The log-prob is that of the distribution after temperature and truncation.
 
 Noise is counter-based: position i of a completion uses the i-th uniform of a stream that only the
-request's key decides, so tokens depend on no neighbour in the batch.
+request's key decides (SHAKE128 of the key), so tokens depend on no neighbour in the batch.
 
 R: rows, V: vocabulary.
 """
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -37,20 +36,8 @@ def uniforms(key: tuple[int, ...], n: int) -> NDArray[np.float64]:
         n: How many; a longer draw starts with a shorter one.
     """
     packed = struct.pack(f"<{len(key)}q", *key)
-    counter_key = np.frombuffer(hashlib.blake2b(packed, digest_size=16).digest(), dtype="<u8")
-    philox: Any = np.random.Philox
-    bits = np.asarray(philox(_Key(counter_key)).random_raw(n), dtype=np.uint64)
+    bits = np.frombuffer(hashlib.shake_128(packed).digest(8 * n), dtype="<u8")
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-class _Key(ISeedSequence):
-    """Hands Philox its key, as `Philox(key=...)` does, which first draws unused system entropy."""
-
-    def __init__(self, key: NDArray[np.uint64]) -> None:
-        self._key = key
-
-    def generate_state(self, n_words: int, dtype: object = np.uint64) -> NDArray[np.uint64]:
-        return self._key
 
 
 def sample(
