@@ -1,0 +1,251 @@
+import asyncio
+import math
+from array import array
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.embedded import VOCABULARY, tiny
+from support.episodes import episode, segment, span
+from trueup import config
+from trueup.errors import DataError
+from trueup.records.directory import RunDirectory
+from trueup.records.tokens import read_step
+from trueup.training.learner import Learner
+from trueup.training.messages import Consumed, Discarded, StepReport
+from trueup.training.payload import PayloadStore
+from trueup.training.trainer import TorchTrainer
+from trueup.types import Episode, WeightManifest
+
+FAST = ("train.minibatches=1", "train.lr=1e-2", "correction.preset=tis")
+
+
+@dataclass
+class Rig:
+    root: Path
+    overrides: tuple[str, ...] = ()
+    keep_versions: int = 3
+    published: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = config.load("", (*FAST, *self.overrides))
+        self.run = RunDirectory.create(self.root, "run")
+        self.store = PayloadStore(self.run.path)
+        self.trainer = TorchTrainer(
+            tiny(), settings.train, temperature=1.0, seed=0, keep_versions=self.keep_versions
+        )
+        self.learner = Learner(
+            settings,
+            self.run,
+            self.trainer,
+            self.store,
+            publish=self._publish,
+            retire=lambda version: None,
+            close=lambda: None,
+            tokenizer_files_from=self.root,
+        )
+
+    def _publish(self, version: int, tensors: Any) -> WeightManifest:
+        self.published.append(version)
+        return WeightManifest(
+            version=version,
+            transport="none",
+            location="",
+            digest="d",
+            tensors=(),
+            nbytes=0,
+            n_changed=len(tensors),
+        )
+
+    def update(
+        self, *episodes: Episode, step: int = 0, finished: int = 0, left: tuple[Episode, ...] = ()
+    ) -> StepReport:
+        for each in (*episodes, *left):
+            self.store.put(each)
+        consumed = [Consumed(episode=e.id, finished_version=finished) for e in episodes]
+        discarded = [Discarded(episode=e.id, reason="stale") for e in left]
+        return asyncio.run(self.learner.update(step, consumed, discarded))
+
+    def rows(self, step: int = 0) -> dict[str, dict[str, Any]]:
+        return {row["episode"]: row for row in read_step(self.run, step).to_pylist()}
+
+
+def sampled(name: str, *, version: int = 0, reward: float = 1.0, **changes: Any) -> Episode:
+    """Three action tokens that nobody sampled, of one version."""
+    ids = [(sum(map(ord, name)) * (i + 3)) % VOCABULARY for i in range(5)]
+    whole = segment(
+        ids, [0, 0, 1, 1, 1], logps=[-3.5, -3.75, -4.0], spans=[span(0, 3, version=version)]
+    )
+    return episode(name, whole, reward=reward, **changes)
+
+
+def pair(tag: str, version: int = 0) -> tuple[Episode, Episode]:
+    """A group with contrast."""
+    return sampled(f"{tag}0", version=version, reward=0.0), sampled(f"{tag}1", version=version)
+
+
+def metric(report: StepReport, name: str) -> Any:
+    return next(value for value in report.metrics if value.name == name)
+
+
+def test_a_step_trains_publishes_and_records_every_token(tmp_path: Path):
+    rig = Rig(tmp_path)
+    batch = pair("a")
+    report = rig.update(*batch)
+    assert (report.step, report.version, report.tokens) == (0, 1, 6)
+    assert report.manifest is not None
+    assert rig.published == [1]
+    assert report.episodes == ("a0", "a1")
+    assert metric(report, "episode/reward").sum == 1.0
+    assert report.t0 <= report.t_publish[0] <= report.t_publish[1] <= report.t1
+    rows = rig.rows()
+    for each in batch:
+        row = rows[each.id]
+        assert row["reason"] is None
+        assert array("i", row["token_ids"]) == each.segments[0].token_ids
+        assert array("f", row["logp_behaviour"]) == each.segments[0].logp_behaviour
+        for name in ("logp_target", "logp_version", "advantage", "weight", "keep"):
+            assert len(row[name]) == 3
+        assert all(math.isfinite(x) for x in row["logp_target"])
+    assert rows["a0"]["advantage"][0] < 0 < rows["a1"]["advantage"][0]
+
+
+def test_the_lag_is_split_into_flight_and_queue(tmp_path: Path):
+    """V4: sampled at v0, finished at v2, consumed at v3."""
+    rig = Rig(tmp_path)
+    for step in range(3):
+        rig.update(*pair(f"warm{step}", version=step), step=step, finished=step)
+    assert rig.trainer.version == 3
+    rig.update(*pair("old"), step=3, finished=2)
+    rig.update(*pair("waited", version=0), step=4, finished=0)
+    old, waited = rig.rows(3)["old0"], rig.rows(4)["waited0"]
+    assert (old["lag_in_flight"], old["lag_in_queue"]) == ([2, 2, 2], [1, 1, 1])
+    assert (waited["lag_in_flight"], waited["lag_in_queue"]) == ([0, 0, 0], [4, 4, 4])
+
+
+def test_the_gap_is_split_by_the_score_of_the_version_that_sampled(tmp_path: Path):
+    rig = Rig(tmp_path)
+    batch = pair("a")
+    rig.update(*batch, step=0)
+    first = rig.rows(0)
+    # of version 0 still: what version 0 said of the same tokens in step 0
+    rig.update(*batch, step=1, finished=0)
+    second = rig.rows(1)
+    for name in ("a0", "a1"):
+        assert first[name]["logp_version"] == first[name]["logp_target"]
+        assert second[name]["logp_version"] == first[name]["logp_target"]
+        assert second[name]["logp_target"] != second[name]["logp_version"]
+
+
+def test_an_episode_of_two_versions_is_scored_by_both(tmp_path: Path):
+    rig = Rig(tmp_path)
+    batch = pair("a")
+    rig.update(*batch, step=0)
+    target_0 = rig.rows(0)["a0"]["logp_target"]
+    spans = (span(0, 1, version=0), span(1, 3, version=1))
+    split = [replace(e, segments=(replace(e.segments[0], spans=spans),)) for e in batch]
+    rig.update(*split, step=1, finished=1)
+    row = rig.rows(1)["a0"]
+    assert row["logp_version"][:1] == target_0[:1]
+    assert row["logp_version"][1:] == row["logp_target"][1:]
+    assert row["lag_in_flight"] == [1, 0, 0]
+
+
+def test_a_version_that_is_not_kept_any_more_is_not_scored(tmp_path: Path):
+    rig = Rig(tmp_path, keep_versions=1)
+    for step in range(2):
+        rig.update(*pair(f"warm{step}", version=step), step=step, finished=step)
+    report = rig.update(*pair("old", version=0), step=2, finished=0)
+    assert all(math.isnan(x) for x in rig.rows(2)["old0"]["logp_version"])
+    assert metric(report, "gap/scored").sum == 0
+
+
+def test_no_share_is_no_attribution(tmp_path: Path):
+    rig = Rig(tmp_path, ("attribution.share=0.0",))
+    report = rig.update(*pair("a"))
+    assert rig.rows()["a0"]["logp_version"] is None
+    assert not any(value.name == "gap/engine" for value in report.metrics)
+
+
+def test_a_share_scores_that_part_of_the_episodes(tmp_path: Path):
+    """200 episodes with probability 1/2: outside 60 ... 140 with a chance below 2e-8."""
+    rig = Rig(tmp_path, ("attribution.share=0.5",))
+    batch = [e for i in range(100) for e in pair(f"{i}-")]
+    report = rig.update(*(replace(e, group=i // 2) for i, e in enumerate(batch)))
+    rows = rig.rows().values()
+    scored = [not math.isnan(row["logp_version"][0]) for row in rows]
+    assert 60 <= sum(scored) <= 140
+    assert metric(report, "gap/scored").sum == 3 * sum(scored)
+
+
+def test_a_batch_without_contrast_publishes_nothing_and_is_recorded(tmp_path: Path):
+    rig = Rig(tmp_path)
+    report = rig.update(sampled("a"), sampled("b"))
+    assert (report.version, report.manifest, rig.published) == (0, None, [])
+    assert report.episodes == ("a", "b")
+    assert rig.rows()["a"]["keep"] == [False] * 3
+
+
+def test_tokens_beyond_the_bound_are_masked_where_the_policy_says_so(tmp_path: Path):
+    rig = Rig(tmp_path, ("schedule.consume=mask", "schedule.staleness=1"))
+    for step in range(2):
+        rig.update(*pair(f"warm{step}", version=step), step=step, finished=step)
+    old = [replace(e, group=1) for e in pair("old", version=0)]
+    rig.update(*pair("new", version=1), *old, step=2, finished=2)
+    rows = rig.rows(2)
+    assert rows["old0"]["keep"] == [False] * 3
+    assert rows["new0"]["keep"] == [True] * 3
+
+
+def test_discarded_episodes_are_recorded_with_their_reason_and_never_trained(tmp_path: Path):
+    rig = Rig(tmp_path)
+    failed = episode("failed", reward=None)
+    report = rig.update(*pair("a"), left=(sampled("late"), failed))
+    assert report.episodes == ("a0", "a1")
+    rows = rig.rows()
+    assert rows["late"]["reason"] == rows["failed"]["reason"] == "stale"
+    assert rows["late"]["weight"] is None
+    assert rows["failed"]["reward"] is None
+
+
+def test_what_is_recorded_is_gone_from_the_payload_store(tmp_path: Path):
+    rig = Rig(tmp_path)
+    rig.update(*pair("a"), left=(sampled("late"),))
+    for name in ("a0", "a1", "late"):
+        with pytest.raises(DataError):
+            rig.store.get(name)
+
+
+def test_what_is_left_over_is_recorded_as_a_step_of_its_own(tmp_path: Path):
+    rig = Rig(tmp_path)
+    rig.store.put(sampled("a"))
+    asyncio.run(rig.learner.record(7, [Discarded(episode="a", reason="run_end")]))
+    assert rig.rows(7)["a"]["reason"] == "run_end"
+
+
+def test_a_broken_episode_stops_the_step_before_anything_is_trained(tmp_path: Path):
+    """C13"""
+    rig = Rig(tmp_path)
+    good, bad = pair("a")
+    short = replace(bad.segments[0], logp_behaviour=array("f", [-1.0]))
+    before = {name: tensor.clone() for name, tensor in rig.trainer.export().items()}
+    with pytest.raises(DataError, match="episode a1 must be one log-prob"):
+        rig.update(good, replace(bad, segments=(short,)))
+    assert rig.trainer.version == 0
+    assert all(torch.equal(t, before[name]) for name, t in rig.trainer.export().items())
+    assert rig.store.get("a0") == good
+
+
+def test_checkpoints_hold_the_version_and_only_the_newest_are_kept(tmp_path: Path):
+    rig = Rig(tmp_path, ("checkpoint.keep=2",))
+    rig.update(*pair("a"))
+    for step in (1, 2, 3):
+        path, digest = asyncio.run(rig.learner.checkpoint(step, {"step": step, "stream": {}}))
+        assert path == f"checkpoints/step-{step:06d}"
+        assert len(digest) == 64
+    assert sorted(p.name for p in rig.run.checkpoints.iterdir()) == ["step-000002", "step-000003"]
+    state = (rig.run.checkpoint(3) / "state.json").read_text()
+    assert '"version": 1' in state
