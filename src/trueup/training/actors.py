@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -206,6 +207,8 @@ async def _rollout(spec: ActorSpec, config: Config) -> Service:
 
 
 async def _serve(spec: ActorSpec) -> None:
+    orphaned = asyncio.create_task(_stdin_closed())
+    orphaned.add_done_callback(lambda _: os._exit(0))
     config = configuration.load(spec.config)
     builders: dict[str, Callable[[], Service | Coroutine[Any, Any, Service]]] = {
         "engine": lambda: _engine(spec, config),
@@ -215,7 +218,7 @@ async def _serve(spec: ActorSpec) -> None:
     built = builders[spec.kind]()
     service = await built if isinstance(built, Coroutine) else built
     async with await serve(spec.socket, service):
-        await _stdin_closed()
+        await orphaned
 
 
 async def _stdin_closed() -> None:

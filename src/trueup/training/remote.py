@@ -221,6 +221,10 @@ class RemoteLearner:
         """See `Learner.retire`."""
         await self._call("retire", version)
 
+    async def close(self) -> None:
+        """See `Learner.close`."""
+        await self._call("close")
+
     async def _call(self, method: str, *arguments: Any, duration_s: float = 0.0) -> Any:
         return await self._clock.take(self._client.call(method, *arguments), duration_s)
 

@@ -7,6 +7,7 @@ process, because its order of events is what has to be repeatable, and the engin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -78,6 +79,7 @@ class LocalRuntime:
         self.engines: list[Engine] = []
         self.rollout: RolloutPort
         self.learner: LearnerPort
+        self._learner: RemoteLearner | None = None
 
     async def start(self) -> None:
         """Start every process and wait until all answer.
@@ -91,7 +93,8 @@ class LocalRuntime:
             self._launch("engine", name, index)
         if not self._clock.logical:
             self._launch("rollout", "rollout")
-        self.learner = RemoteLearner(await self._connect("learner", Fault), self._clock)
+        self._learner = RemoteLearner(await self._connect("learner", Fault), self._clock)
+        self.learner = self._learner
         for name in names:
             client = await self._connect(name, EngineFault)
             paced = self._clock.logical
@@ -106,6 +109,9 @@ class LocalRuntime:
     async def close(self) -> None:
         """End every process: politely, then by force."""
         self._closing = True
+        if self._learner is not None:
+            with contextlib.suppress(Fault):
+                await self._learner.close()
         for client in self._clients:
             await client.close()
         for process in self._processes.values():
