@@ -231,7 +231,9 @@ def test_a_peer_that_is_gone_fails_every_call_that_waits_and_tells_once(
 
     async def main() -> None:
         server = await mute_server(socket, last_words)
-        client = Client("peer", alive=lambda: alive, fault=EngineFault, on_gone=told.append)
+        client = Client(
+            "peer", why_ended=lambda wait_s: alive, fault=EngineFault, on_gone=told.append
+        )
         await client.connect(socket)
         calls = [client.call("echo", i) for i in range(3)]
         results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
@@ -246,6 +248,41 @@ def test_a_peer_that_is_gone_fails_every_call_that_waits_and_tells_once(
 
     asyncio.run(main())
     assert [type(fault) for fault in told] == [EngineFault]
+
+
+def test_a_call_made_while_its_process_ends_fails_instead_of_waiting(socket: Path):
+    refused: list[Fault] = []
+
+    async def ask_and_ask_again(client: Client) -> None:
+        try:
+            await client.call("wait", "for ever")
+        finally:
+            try:
+                await client.call("let_go", "for ever")
+            except Fault as fault:
+                refused.append(fault)
+            await client.close()
+
+    async def a_process_that_ends() -> None:
+        client = Client("peer")
+        await client.connect(socket)
+        task = asyncio.create_task(ask_and_ask_again(client))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        # its loop now cancels everything, readers included
+
+    async def main() -> None:
+        peer = Peer()
+        server = await serve(socket, peer)
+        ending = threading.Thread(target=asyncio.run, args=(a_process_that_ends(),), daemon=True)
+        ending.start()
+        await asyncio.to_thread(ending.join, 10)
+        assert not ending.is_alive()
+        await peer.let_go("for ever")
+        await closed(server)
+
+    asyncio.run(main())
+    assert [fault.message for fault in refused] == ["peer is gone: closed"]
 
 
 def test_answers_that_came_before_the_end_still_count(socket: Path):
@@ -327,7 +364,7 @@ def test_waiting_for_a_peer_ends_when_it_listens(socket: Path):
 
 
 def test_waiting_for_a_peer_that_died_says_why(socket: Path):
-    client = Client("learner", alive=lambda: "exit status 1; ImportError")
+    client = Client("learner", why_ended=lambda wait_s: "exit status 1; ImportError")
     with pytest.raises(Fault, match="learner ended before it was ready: exit status 1; ImportE"):
         client.wait_for(socket, 30)
 

@@ -24,6 +24,8 @@ from trueup.training.codec import pack, unpack
 
 _LENGTH = struct.Struct("<I")
 _CALL, _RESULT, _ERROR = 0, 1, 2
+_ENDING_S = 1.0
+"""Longest wait for the exit status of a peer that hung up."""
 _HANG_UP = (asyncio.IncompleteReadError, ConnectionError, DataError)
 """How a connection ends: closed, broken, or by bytes that nobody can read."""
 
@@ -74,7 +76,7 @@ class Client:
 
     Args:
         name: What the peer is called in errors.
-        alive: Says why the peer is gone, or "" while it lives.
+        why_ended: Waits up to so many seconds for the peer to end and says why, or "" if it lives.
         fault: What calls raise when it is gone.
         on_gone: Told once when it hangs up before `close`.
     """
@@ -83,13 +85,13 @@ class Client:
         self,
         name: str,
         *,
-        alive: Callable[[], str] = lambda: "",
+        why_ended: Callable[[float], str] = lambda wait_s: "",
         fault: type[Fault] = Fault,
         on_gone: Callable[[Fault], None] = lambda fault: None,
     ) -> None:
         """Not connected yet."""
         self.name = name
-        self._alive = alive
+        self._why_ended = why_ended
         self._fault = fault
         self._on_gone = on_gone
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -106,7 +108,7 @@ class Client:
         """
         deadline = time.monotonic() + timeout_s
         while not _listens(path):
-            if why := self._alive():
+            if why := self._why_ended(0):
                 raise Fault(f"{self.name} ended before it was ready: {why}", field=self.name)
             if time.monotonic() > deadline:
                 raise Fault(field=self.name, rule=f"ready within {timeout_s:g} s", value="silence")
@@ -123,8 +125,8 @@ class Client:
         Raises:
             TrueupError: What the method raised, or a Fault when the peer is gone.
         """
-        if self._writer is None or self._gone:
-            raise self._fault(f"{self.name} is gone: {self._gone or 'closed'}", field=self.name)
+        if self._gone or self._writer is None:
+            raise self._gone_fault()
         call = next(self._ids)
         frame = _frame((call, _CALL, method, arguments))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -141,23 +143,37 @@ class Client:
             self._writer = None
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(*_HANG_UP):
-            while True:
-                call, kind, value, _ = unpack(await _read(reader))
-                future = self._calls.pop(call)
-                if future.done():
-                    continue
-                if kind == _RESULT:
-                    future.set_result(value)
-                else:
-                    future.set_exception(from_dict(value))
-        self._gone = self._alive() or "it hung up"
-        gone = self._fault(f"{self.name} is gone: {self._gone}", field=self.name)
+        try:
+            with contextlib.suppress(*_HANG_UP):
+                while True:
+                    self._answer(*unpack(await _read(reader)))
+            # A process's sockets close a moment before its exit status is known.
+            self._gone = self._why_ended(_ENDING_S) or "it hung up"
+        except asyncio.CancelledError:
+            self._gone = "closed"
+            raise
+        finally:
+            # Also when cancelled: what this process still asks while it ends must not wait.
+            self._fail_calls()
+        self._on_gone(self._gone_fault())
+
+    def _answer(self, call: int, kind: int, value: Any, _: None) -> None:
+        future = self._calls.pop(call)
+        if future.done():
+            return
+        if kind == _RESULT:
+            future.set_result(value)
+        else:
+            future.set_exception(from_dict(value))
+
+    def _fail_calls(self) -> None:
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(gone)
+                future.set_exception(self._gone_fault())
         self._calls.clear()
-        self._on_gone(gone)
+
+    def _gone_fault(self) -> Fault:
+        return self._fault(f"{self.name} is gone: {self._gone or 'closed'}", field=self.name)
 
 
 def _listens(path: Path) -> bool:
