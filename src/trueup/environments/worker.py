@@ -8,17 +8,16 @@ loop with a logical clock and a deterministic `run_blocking` two runs are the sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 import random
-import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from trueup.config import LatencyConfig
 from trueup.environments.base import Env, Environment, Step
 from trueup.environments.grading import checked_reward
+from trueup.environments.threads import DaemonThreads
 from trueup.errors import EnvironmentFault, Fault, GraderFault
 from trueup.types import Failure, FailureKind, Task
 
@@ -43,7 +42,7 @@ class EnvWorkers:
             environment's own deadline and its retries: it is for what hangs in spite of those.
         latency: Log-normal tool latency to inject.
         seed: Key of the latency's noise.
-        run_blocking: How blocking calls are run; by default on a thread each.
+        run_blocking: How blocking calls are run; by default on daemon threads.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class EnvWorkers:
         self._deadline_s = deadline_s
         self._latency = latency
         self._seed = seed
-        self._run_blocking = run_blocking or _on_own_thread
+        self._run_blocking = run_blocking or DaemonThreads().run
 
     def worker(self, task: Task, *, seed: int, episode: str) -> EnvWorker:
         """A worker for one attempt.
@@ -219,25 +218,3 @@ def _typed(blocking: Callable[[], T]) -> T:
             field="raised",
             value=type(error).__name__,
         ) from error
-
-
-async def _on_own_thread(call: Callable[[], T]) -> T:
-    """Run a call on a thread that, unlike an executor's, does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(settle: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            settle(value)
-
-    def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = future.set_result, call()
-        except Fault as fault:
-            outcome = future.set_exception, fault
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(deliver, *outcome)
-
-    threading.Thread(target=run, name="trueup-env", daemon=True).start()
-    return await future
