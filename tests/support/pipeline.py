@@ -20,7 +20,7 @@ from trueup.records.tokens import EpisodeRow, write_step
 from trueup.scheduling import Scheduler, decode, encode, rules_from_dict
 from trueup.training.clock import run as run_on_clock
 from trueup.training.controller import Controller, Start
-from trueup.training.messages import Consumed, Discarded, EpisodeSpec, StepReport
+from trueup.training.messages import Consumed, Discarded, EpisodeSpec, MetricValue, StepReport
 from trueup.training.payload import PayloadStore
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder, engine_id
@@ -72,6 +72,7 @@ class FakeLearner:
     train_s: float = 5.0
     learns: Callable[[int], bool] = lambda step: True
     fault: Callable[[int], Exception | None] = lambda step: None
+    metrics: tuple[MetricValue, ...] = ()
     consumed: dict[int, tuple[Consumed, ...]] = field(default_factory=dict)
     """By step."""
     discarded: list[Discarded] = field(default_factory=list)
@@ -98,7 +99,7 @@ class FakeLearner:
             manifest=manifest(self.version) if learned else None,
             episodes=tuple(item.episode for item in consumed),
             tokens=0,
-            metrics=(),
+            metrics=self.metrics,
             phases={},
             t0=0.0,
             t1=1.0,
@@ -138,14 +139,18 @@ class Pipeline:
     tasks: int = 7
     heldout: int = 3
     start: Start = field(default_factory=Start)
-    load_s: float = 0.5
+    load_s: tuple[float, ...] = (0.5,)
+    """Of each engine, in turn."""
+    world_s: Callable[[Attempt], float] = lambda attempt: 0.0
+    """How long a world acts, which nothing interrupts."""
     verify: Callable[[WeightManifest], None] | None = None
     learner: FakeLearner = field(init=False)
     engines: list[ScriptedEngine] = field(init=False)
     controller: Controller = field(init=False)
     progress: list[Progress] = field(default_factory=list)
     on_step: Callable[[Pipeline, Progress], None] = lambda pipeline, progress: None
-    evaluated: list[EpisodeSpec] = field(default_factory=list)
+    specs: list[EpisodeSpec] = field(default_factory=list)
+    """Of every attempt, in order."""
 
     def __post_init__(self) -> None:
         self.config: Config = load("", (*SMALL, *self.overrides))
@@ -160,7 +165,7 @@ class Pipeline:
                 engine_id=engine_id(index),
                 epoch=len(self.events("run_start", "resume")),
                 verify=self.verify,
-                load_s=self.load_s,
+                load_s=self.load_s[index % len(self.load_s)],
             )
             for index in range(self.config.engine.count)
         ]
@@ -229,6 +234,11 @@ class Pipeline:
         finally:
             ledger.close()
 
+    @property
+    def evaluated(self) -> list[EpisodeSpec]:
+        """Attempts at held-out tasks."""
+        return [spec for spec in self.specs if not spec.store]
+
     def lags(self) -> list[list[int]]:
         """For every episode that was consumed, the lag of each of its spans."""
         spans = {event.episode: event.payload["spans"] for event in self.events("finish")}
@@ -264,12 +274,12 @@ class Pipeline:
         return Reply(token_ids=[*[7] * (n - 1), STOP], logps=[-0.5] * n, token_s=1.0)
 
     def _world(self, spec: EpisodeSpec) -> FakeWorld:
-        if not spec.store:
-            self.evaluated.append(spec)
-        result = self.outcome(Attempt(*spec.key[1:]))
-        if isinstance(result, Exception):
-            return FakeWorld([result])
-        return FakeWorld([Step(observation="", done=True, reward=result)])
+        self.specs.append(spec)
+        attempt = Attempt(*spec.key[1:])
+        result = self.outcome(attempt)
+        if not isinstance(result, Exception):
+            result = Step(observation="", done=True, reward=result)
+        return FakeWorld([result], before_step=lambda: asyncio.sleep(self.world_s(attempt)))
 
     def _on_step(self, progress: Progress) -> None:
         self.progress.append(progress)

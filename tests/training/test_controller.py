@@ -11,6 +11,7 @@ from support.pipeline import Attempt, Pipeline
 from trueup.engines.scripted import refuse
 from trueup.errors import EnvironmentFault, Fault, TrainerFault, TransportFault
 from trueup.records.audit import audit
+from trueup.training.messages import MetricValue
 from trueup.types import EpisodeStatus
 
 CRASH = EnvironmentFault("the worker died", field="worker_lost")
@@ -120,27 +121,13 @@ def test_an_episode_that_finished_at_v0_and_is_consumed_at_v5_waited_in_the_queu
     assert pipeline.lags()[-2:] == [[5], [5]]
 
 
-def test_the_version_at_which_an_episode_finished_is_the_trainers(tmp_path: Path):
-    """One long episode per group: it ends under a later version than its first token's."""
-    pipeline = finished(
-        tmp_path,
-        "schedule.staleness=2",
-        tokens=lambda attempt: 20 if attempt.draw == 1 else 2,
-    )
-    current, finished_at = 0, {}
-    for event in pipeline.events("commit", "finish"):
-        if event.kind == "commit":
-            current = event.version
-        else:
-            finished_at[event.episode] = current
-    found = {
-        item.episode: item.finished_version
-        for items in pipeline.learner.consumed.values()
-        for item in items
-    }
-    assert set(found.values()) > {0}
-    # a commit and a finish of one moment may be told in either order
-    assert all(finished_at[episode] - version in (0, -1, 1) for episode, version in found.items())
+def test_the_version_at_which_an_episode_finished_is_the_trainers_and_not_its_engines(
+    tmp_path: Path,
+):
+    pipeline = finished(tmp_path, "schedule.staleness=0", "sync.delay=1", tokens=uneven)
+    assert pipeline.lags() == [[0]] * 4 + [[1]] * (5 * 4)
+    for step, items in pipeline.learner.consumed.items():
+        assert {item.finished_version for item in items} == {step}
 
 
 def test_a_resumed_run_admits_staleness_plus_one_batches_with_fresh_group_ids(tmp_path: Path):
@@ -343,17 +330,42 @@ def test_a_group_that_is_due_without_survivors_is_dropped_and_comes_again(tmp_pa
     assert Counter(pipeline.draws_consumed())[0] == 1
 
 
-def test_a_member_that_ends_after_its_group_is_left_out_with_a_reason(tmp_path: Path):
-    """Its world cannot be interrupted: it ends well, but too late."""
+def test_a_member_that_ends_well_after_its_group_closed_is_left_out_as_late(tmp_path: Path):
+    """Its world acts too long; its group waits for a trainer that is busy meanwhile."""
+    slow = Attempt(0, 0, 2, 0)
+    pipeline = Pipeline(
+        tmp_path,
+        ("schedule.timeout_s=50.0", "train.samples_per_group=3", "engine.slots=24"),
+        world_s=lambda attempt: 60.0 if attempt == slow else 0.0,
+    )
+    pipeline.learner.train_s = 200.0
+    assert pipeline.play() == "done"
+    proven(pipeline)
+    order = [(e.kind, e.group) for e in pipeline.events("close", "claim") if e.group == 0]
+    (finish,) = (e for e in pipeline.events("finish") if e.episode == "g000000-02-0")
+    (claim,) = (e for e in pipeline.events("claim") if e.group == 0)
+    assert order == [("close", 0), ("claim", 0)]
+    assert finish.seq < claim.seq
+    assert (finish.payload["status"], finish.payload["reward"]) == ("done", 0.0)
+    assert claim.payload["episodes"] == ["g000000-00-0", "g000000-01-0"]
+    left_out = {item.episode: item.reason for item in pipeline.learner.discarded}
+    assert left_out["g000000-02-0"] == "late"
+
+
+def test_the_noise_of_an_attempt_is_keyed_by_its_draw_and_not_by_its_group(tmp_path: Path):
     pipeline = finished(
         tmp_path,
-        "schedule.timeout_s=50.0",
-        "train.samples_per_group=3",
-        tokens=lambda a: 51 if (a.draw, a.round, a.member) == (0, 0, 2) else 3,
+        "schedule.retries=0",
+        "schedule.min_survivors=2",
+        "seed=5",
+        outcome=lambda a: CRASH if (a.draw, a.round) == (1, 0) else float(a.member),
     )
-    late = [item for item in pipeline.learner.discarded if item.episode == "g000000-02-0"]
-    assert len(late) == 1
-    assert late[0].reason in ("late", "aborted")
+    draws = {event.group: event.payload["stream"] for event in pipeline.events("close")}
+    assert any(group != draw for group, draw in draws.items())
+    closed = [spec for spec in pipeline.specs if spec.group in draws]
+    assert {(spec.key[0], spec.key[1]) for spec in closed} == {(5, d) for d in draws.values()}
+    assert all(spec.key[1] == draws[spec.group] for spec in closed)
+    assert len({spec.key for spec in pipeline.specs}) == len(pipeline.specs)
 
 
 # ---- ends ----------------------------------------------------------------------------------------
@@ -404,6 +416,17 @@ def test_an_interrupt_waits_for_the_step_in_progress_and_counts_it(tmp_path: Pat
     assert [e.payload["step"] for e in pipeline.events("commit")] == [0, 1, 2]
     assert list(pipeline.learner.checkpoints) == [3]
     assert len(pipeline.progress) == 3
+
+
+def test_an_interrupt_waits_for_the_sync_in_progress(tmp_path: Path):
+    def on_step(pipeline: Pipeline, progress: object) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.2, lambda: pipeline.controller.interrupt("SIGINT"))
+
+    pipeline = Pipeline(tmp_path, ("schedule.staleness=2",), on_step=on_step)
+    assert pipeline.play() == "interrupted"
+    proven(pipeline)
+    assert [event.version for event in pipeline.events("apply")] == [0, 1]
 
 
 def test_every_draw_is_trained_once_over_two_interrupts(tmp_path: Path):
@@ -602,10 +625,24 @@ def test_no_samples_is_no_evaluation(tmp_path: Path):
 # ---- what is told and kept -----------------------------------------------------------------------
 
 
-def test_versions_that_no_engine_needs_are_retired(tmp_path: Path):
-    pipeline = finished(tmp_path, "engine.count=2", "sync.delay=1")
-    assert pipeline.learner.retired == sorted(pipeline.learner.retired)
-    assert max(pipeline.learner.retired) == 4, "after the last sync at version 5 less the delay"
+def test_versions_are_retired_once_the_last_engine_has_left_them(tmp_path: Path):
+    pipeline = finished(tmp_path, "engine.count=2", load_s=(0.1, 0.9))
+    # per version once for the quick engine and once for the slow one; the last is never synced
+    assert pipeline.learner.retired == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+
+
+def test_watchers_are_told_the_figures_of_every_step(tmp_path: Path):
+    pipeline = Pipeline(tmp_path)
+    pipeline.learner.metrics = (
+        MetricValue(name="episode/reward", sum=3.0, count=4, min=0.0, max=1.0),
+        MetricValue(name="gap/lag", sum=6.0, count=12, min=0.0, max=2.0),
+        MetricValue(name="gap/abs_log_ratio", sum=0.0, count=0, min=0.0, max=0.0),
+    )
+    assert pipeline.play() == "done"
+    assert [(p.step, p.version) for p in pipeline.progress] == [(i, i) for i in range(1, 7)]
+    last = pipeline.progress[-1]
+    assert (last.reward, last.mean_lag, last.max_lag) == (0.75, 0.5, 2)
+    assert (last.mean_abs_gap, last.ess) == (None, None), "there is nothing to tell"
 
 
 def test_no_payload_is_left_when_a_run_is_done(tmp_path: Path):

@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import random
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,13 @@ def test_times_go_up_from_submission_to_end(rig):
     times.append(episode.t_end)
     assert times == sorted(times)
     assert episode.t_submit == 100.0
+
+
+def test_an_episode_starts_when_its_first_turn_does(rig):
+    acted: list[float] = []
+    world = FakeWorld([MORE, DONE], before_step=lambda: acted.append(time.monotonic()))
+    episode = rig(world, reply(31, STOP, delay_s=0.01), reply(41, STOP)).run()
+    assert 0 < episode.t_start <= acted[0] - 0.01
 
 
 def test_the_world_is_told_what_was_sampled_and_the_engine_all_that_was_said(rig):
