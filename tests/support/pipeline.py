@@ -19,9 +19,10 @@ from trueup.records.schema import Event
 from trueup.records.tokens import EpisodeRow, write_step
 from trueup.scheduling import Scheduler, decode, encode, rules_from_dict
 from trueup.training.clock import run as run_on_clock
-from trueup.training.controller import Controller, Start
+from trueup.training.controller import Controller
 from trueup.training.messages import Consumed, Discarded, EpisodeSpec, MetricValue, StepReport
 from trueup.training.payload import PayloadStore
+from trueup.training.ports import Start
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder, engine_id
 from trueup.training.rollout import Rollout

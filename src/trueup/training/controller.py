@@ -21,7 +21,7 @@ import hashlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from trueup.config import Config, as_toml
 from trueup.engines.base import Engine
@@ -44,6 +44,7 @@ from trueup.scheduling import (
     TrainingFinished,
 )
 from trueup.training.messages import Consumed, Discarded, EpisodeSpec, StepReport
+from trueup.training.ports import LearnerPort, RolloutPort, Start
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder
 from trueup.training.task_stream import TaskStream
@@ -54,62 +55,6 @@ _FAILURES_IN_A_ROW = 4
 """Step batches' worth of failed attempts without one that ended well: nothing can proceed."""
 _EVALUATION_KEY = 1 << 40
 """Noise keys of evaluation lie beyond every draw of the task stream."""
-
-
-class RolloutPort(Protocol):
-    """Runs episodes, wherever it lives."""
-
-    async def run(self, spec: EpisodeSpec) -> EpisodeRef:
-        """Run an attempt to its end."""
-        ...
-
-    async def abort(self, episode: str) -> None:
-        """Withdraw an attempt: its `run` returns soon."""
-        ...
-
-
-class LearnerPort(Protocol):
-    """Trains and publishes, wherever it lives."""
-
-    async def publish(self) -> WeightManifest:
-        """Publish the version it starts with."""
-        ...
-
-    async def update(
-        self, step: int, consumed: Sequence[Consumed], discarded: Sequence[Discarded]
-    ) -> StepReport:
-        """Train a step batch and publish the result."""
-        ...
-
-    async def record(self, step: int, discarded: Sequence[Discarded]) -> None:
-        """Record episodes that will never be trained."""
-        ...
-
-    async def checkpoint(self, step: int, state: dict[str, Any]) -> tuple[str, str]:
-        """Write a checkpoint: its path in the run directory, and its digest."""
-        ...
-
-    async def retire(self, version: int) -> None:
-        """Free the versions below one."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Where a run begins: at zero, or at a checkpoint."""
-
-    step: int = 0
-    version: int = 0
-    group: int = 0
-    """First group id that is free."""
-    stream: dict[str, Any] = field(default_factory=dict)
-    """State of the task stream."""
-    resumed_from: str = ""
-    """Path of the checkpoint in the run directory; empty for a new run."""
-    skipped: tuple[tuple[str, str], ...] = ()
-    """Newer checkpoints that did not verify, with the reason."""
-    abandoned: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    """Groups of the earlier life that were not trained, with their episodes."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from trueup.errors import CheckpointError
 from trueup.models.directory import verify
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
-from trueup.training.controller import Start
+from trueup.training.ports import Start
 
 STATE = "state.json"
 """The controller's state in a checkpoint."""

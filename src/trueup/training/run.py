@@ -23,8 +23,9 @@ from trueup.records.manifest import build_manifest, write_atomic, write_manifest
 from trueup.training import preflight
 from trueup.training.clock import LogicalClock, RealClock
 from trueup.training.clock import run as run_on_clock
-from trueup.training.controller import Controller, Start
+from trueup.training.controller import Controller
 from trueup.training.payload import clear
+from trueup.training.ports import Start
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder
 from trueup.training.runtime_local import LocalRuntime, base_model

@@ -24,7 +24,7 @@ from trueup.errors import EngineFault, Fault
 from trueup.records.directory import RunDirectory
 from trueup.training.actors import ActorSpec, rollout_of
 from trueup.training.clock import Clock
-from trueup.training.controller import LearnerPort, RolloutPort
+from trueup.training.ports import LearnerPort, RolloutPort
 from trueup.training.remote import (
     PacedEngine,
     RemoteEngine,
