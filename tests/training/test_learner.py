@@ -140,18 +140,20 @@ def test_the_gap_is_split_by_the_score_of_the_version_that_sampled(tmp_path: Pat
         assert second[name]["logp_target"] != second[name]["logp_version"]
 
 
-def test_an_episode_of_two_versions_is_scored_by_both(tmp_path: Path):
+def test_each_token_of_an_episode_of_three_versions_is_scored_by_its_own(tmp_path: Path):
     rig = Rig(tmp_path)
     batch = pair("a")
-    rig.update(*batch, step=0)
-    target_0 = rig.rows(0)["a0"]["logp_target"]
-    spans = (span(0, 1, version=0), span(1, 3, version=1))
-    split = [replace(e, segments=(replace(e.segments[0], spans=spans),)) for e in batch]
-    rig.update(*split, step=1, finished=1)
-    row = rig.rows(1)["a0"]
-    assert row["logp_version"][:1] == target_0[:1]
-    assert row["logp_version"][1:] == row["logp_target"][1:]
-    assert row["lag_in_flight"] == [1, 0, 0]
+    for step in range(2):
+        rig.update(*batch, step=step, finished=step)
+    spans = tuple(span(version, version + 1, version=version) for version in range(3))
+    split = [replace(e, segments=(replace(e.segments[0], spans=spans),), group=1) for e in batch]
+    rig.update(*pair("new", version=2), *split, step=2, finished=2)
+    targets = [rig.rows(step)["a0"]["logp_target"] for step in range(3)]
+    row = rig.rows(2)["a0"]
+    assert row["logp_version"] == [targets[version][version] for version in range(3)]
+    assert len({target[0] for target in targets}) == 3
+    assert row["lag_in_flight"] == [2, 1, 0]
+    assert rig.rows(2)["new0"]["logp_version"] == rig.rows(2)["new0"]["logp_target"]
 
 
 def test_a_version_that_is_not_kept_any_more_is_not_scored(tmp_path: Path):
