@@ -22,6 +22,9 @@ from support.live_runs import (
 from trueup.records.audit import audit
 from trueup.records.directory import RunDirectory
 
+pytestmark = pytest.mark.timeout(300)
+"""Room to build the base policy on a busy machine."""
+
 _ASYNCHRONOUS = (
     "train.steps=4",
     "train.deterministic=true",

@@ -25,6 +25,9 @@ from trueup.engines.embedded.sampling import uniforms
 from trueup.environments.bugfix_source import OPERATORS, bugs
 from trueup.records.directory import RunDirectory
 
+pytestmark = pytest.mark.timeout(300)
+"""Room to build the base policy on a busy machine."""
+
 _STEPS = 5
 _PLAIN = (
     f"train.steps={_STEPS}",

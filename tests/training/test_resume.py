@@ -36,7 +36,6 @@ def checkpoint(run: RunDirectory, step: int, **changes: Any) -> Path:
     state = {
         "step": step,
         "version": step,
-        "next_group": 0,
         "stream": {"low_water": 2 * step, "committed": [2 * step + 1]},
         **changes,
     }
@@ -155,7 +154,7 @@ def test_groups_that_were_neither_trained_nor_dropped_are_given_up(run: RunDirec
 
 
 def test_group_ids_go_on_behind_all_that_were_ever_used(run: RunDirectory):
-    checkpoint(run, 1, next_group=3)
+    checkpoint(run, 1)
     issue(run, 17, "z")
     add(run, "claim", group=17)
     assert find(run).start.group == 18

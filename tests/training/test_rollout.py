@@ -15,7 +15,7 @@ from support.dialogues import STOP, FakeWorld, NumberDialogue, spec
 from support.episodes import span
 from trueup.engines.scripted import Reply, ScriptedEngine
 from trueup.environments.base import Step
-from trueup.errors import DataError, EngineFault, EnvironmentFault, GraderFault
+from trueup.errors import EngineFault, EnvironmentFault, GraderFault, TransportFault
 from trueup.training.messages import EpisodeSpec
 from trueup.training.payload import PayloadStore, ref_of
 from trueup.training.rollout import Rollout
@@ -277,9 +277,16 @@ def test_an_engine_that_is_gone_fails_the_episode_and_not_the_rollout(tmp_path: 
     assert episode.failure.kind is FailureKind.ENGINE
 
 
+def test_data_that_breaks_its_schema_fails_the_attempt(rig):
+    episode = rig(FakeWorld(), Reply(token_ids=(31,), logps=(-1.0,))).run()
+    assert (episode.status, episode.reward) == (EpisodeStatus.FAILED, None)
+    assert episode.failure is not None
+    assert episode.failure.kind is FailureKind.DATA
+
+
 def test_what_is_no_failure_of_an_attempt_is_raised_after_cleaning_up(rig):
-    played = rig(FakeWorld(), Reply(token_ids=(31,), logps=(-1.0,)))
-    with pytest.raises(DataError, match="reply"):
+    played = rig(FakeWorld(text=TransportFault("weights are gone", field="weights")))
+    with pytest.raises(TransportFault, match="weights"):
         asyncio.run(played.play())
     played.assert_nothing_is_left_open()
 

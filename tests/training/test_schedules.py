@@ -8,6 +8,9 @@ from support.live_runs import Runs, digests, events, lags_of, rows, trained, ver
 from trueup.records.audit import audit
 from trueup.records.directory import RunDirectory
 
+pytestmark = pytest.mark.timeout(300)
+"""Room to build the base policy on a busy machine."""
+
 _SLOW_TOOLS = ("environment.latency.median_s=0.02", "environment.latency.sigma=1.0")
 
 

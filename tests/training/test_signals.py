@@ -36,6 +36,9 @@ from trueup.training import resume
 from trueup.training.progress import Progress
 from trueup.training.run import go_on, train
 
+pytestmark = pytest.mark.timeout(300)
+"""Room to build the base policy on a busy machine."""
+
 _LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 _LONG = (

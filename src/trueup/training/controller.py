@@ -114,7 +114,6 @@ class Controller:
         self._groups: dict[int, _Group] = {}
         self._issue_again: dict[int, tuple[int, int]] = {}
         """(draw, round) of groups whose task the scheduler will issue again."""
-        self._next_group = start.group
         self._manifests: dict[int, WeightManifest] = {}
         self._serving = [-1] * len(engines)
         self._discarded: list[Discarded] = []
@@ -192,7 +191,8 @@ class Controller:
             if self._scheduler.is_over:
                 self._settle_groups(actions)
                 return
-            if self._evaluation_due and any(isinstance(event, SyncFinished) for event in events):
+            synced = any(isinstance(event, SyncFinished) for event in events)
+            if self._evaluation_due and synced and len(set(self._serving)) == 1:
                 self._evaluation_due = False
                 await self._evaluate(self._scheduler.step)
             for action in actions:
@@ -268,7 +268,6 @@ class Controller:
                 self._spawn("sync", self._sync(engine, version))
 
     def _start_group(self, group: int, reissue_of: int) -> None:
-        self._next_group = group + 1
         if reissue_of >= 0:
             draw, times = self._issue_again.pop(reissue_of)
         else:
@@ -391,7 +390,7 @@ class Controller:
         self._happened.put_nowait(GroupTimedOut(group))
 
     async def _checkpoint(self, step: int) -> None:
-        state = {"step": step, "stream": self._stream.state(), "next_group": self._next_group}
+        state = {"step": step, "stream": self._stream.state()}
         path, digest = await self._learner.checkpoint(step, state)
         self._recorder.checkpoint(step, self._scheduler.version, path, digest)
 

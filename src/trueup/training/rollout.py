@@ -17,7 +17,7 @@ from typing import Protocol
 
 from trueup.engines.base import Engine
 from trueup.environments.base import Step
-from trueup.errors import EngineFault, EnvironmentFault, GraderFault, TrueupError
+from trueup.errors import DataError, EngineFault, EnvironmentFault, GraderFault, TrueupError
 from trueup.training.messages import EpisodeSpec
 from trueup.training.payload import PayloadStore, ref_of
 from trueup.types import (
@@ -36,6 +36,7 @@ from trueup.types import (
 )
 
 _FAILURES: dict[type[TrueupError], FailureKind] = {
+    DataError: FailureKind.DATA,
     EngineFault: FailureKind.ENGINE,
     EnvironmentFault: FailureKind.ENVIRONMENT,
     GraderFault: FailureKind.GRADER,
@@ -168,7 +169,7 @@ class Rollout:
                     return EpisodeStatus.DONE, step.reward, None
                 record.observation(step.observation, last=turn + 1 == self._max_turns)
             return EpisodeStatus.TURN_LIMIT, await world.finish(), None
-        except (EngineFault, EnvironmentFault, GraderFault) as error:
+        except (DataError, EngineFault, EnvironmentFault, GraderFault) as error:
             failure = Failure(
                 kind=_FAILURES[type(error)], reason=error.field or error.kind, message=error.message
             )
