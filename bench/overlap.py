@@ -1,6 +1,6 @@
 """What asynchrony buys when tools take time: episodes per second against synchronous training.
 
-TinyAgent with injected tool latency, log-normal with a median of 50 ms and σ 1, under one seed:
+TinyAgent with injected tool latency, log-normal with a median of 50 ms and σ 1, 64 slots, one seed:
 synchronous, then η = 2 with every consumption policy that is asked for. The overlap is that of the
 run's own ledger: the share of the trainer's busy time in which engines decoded tokens.
 """
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--policies", nargs="+", default=["accept", "wait"])
     options = parser.parse_args()
-    common = [*LATENCY, f"train.steps={options.steps}", "eval.samples=0"]
+    common = [*LATENCY, "engine.slots=64", f"train.steps={options.steps}", "eval.samples=0"]
     runs = {"sync": ("tiny-sync", common)}
     for policy in options.policies:
         runs[policy] = ("tiny-async", [*common, f"schedule.consume={policy}"])

@@ -88,12 +88,7 @@ class SlimNetwork:
             dtype=model.dtype,
             device=device,
         )
-        cos, sin = tables(
-            model,
-            rotated=self._heads + self._kv_heads,
-            plain=self._kv_heads,
-            head_dim=self._head_dim,
-        )
+        cos, sin = tables(model, heads=self._heads + self._kv_heads, head_dim=self._head_dim)
         self._planner = Planner(
             self.cache,
             cos.to(device),
@@ -218,9 +213,10 @@ class SlimNetwork:
             keys = states[:, queries.shape[1] : self._heads + self._kv_heads - first]
             queries.copy_(self._rms(queries, layer.q_norm))
             keys.copy_(self._rms(keys, layer.k_norm))
-        # The tables hold cos 1 and sin 0 for the value heads, so that one pass serves all heads.
-        cos, sin = cos[:, first:end], sin[:, first:end]
-        return torch.addcmul(states * cos, states.roll(self._head_dim // 2, -1), sin)
+        turning = states[:, : self._heads + self._kv_heads - first]
+        rolled = turning.roll(self._head_dim // 2, -1)
+        turning.mul_(cos[:, first:end]).addcmul_(rolled, sin[:, first:end])
+        return states
 
     def _write(self, index: int, keys_values: Tensor, plan: Plan) -> None:
         self.cache.write(index, plan.write, keys_values.reshape(-1, self._head_dim))

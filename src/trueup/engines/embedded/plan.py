@@ -93,7 +93,7 @@ class Planner:
 
     Args:
         cache: Where the keys and values lie.
-        cos: [positions, H+2K, D] table of `rotary.tables`.
+        cos: [positions, H+K, D] table of `rotary.tables`.
         sin: The same.
         heads: H.
         kv_heads: K.

@@ -21,21 +21,18 @@ def tabulated(config: Any) -> bool:
     )
 
 
-def tables(
-    model: PreTrainedModel, *, rotated: int, plain: int, head_dim: int
-) -> tuple[Tensor, Tensor]:
-    """Tables for x·cos + roll(x, D/2)·sin over all heads at once.
+def tables(model: PreTrainedModel, *, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Tables for x·cos + roll(x, D/2)·sin over all rotated heads at once.
 
     rotate_half(x) = (-x2, x1) and roll(x, D/2) = (x2, x1): the sign moves into the sine.
 
     Args:
         model: Whose angles, in whose dtype.
-        rotated: Query and key heads.
-        plain: Value heads behind them, which the tables leave as they are (cos 1, sin 0).
+        heads: Query and key heads.
         head_dim: D.
 
     Returns:
-        cos and sin, each [max positions, rotated + plain, D].
+        cos and sin, each [max positions, heads, D].
     """
     module: Any = model
     positions = torch.arange(module.config.max_position_embeddings)[None]
@@ -43,9 +40,5 @@ def tables(
         cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=model.dtype), positions)
     sign = torch.ones(head_dim, dtype=model.dtype)
     sign[: head_dim // 2] = -1
-    found = []
-    for table, neutral in ((cos[0], 1.0), (sin[0] * sign, 0.0)):
-        whole = table.new_full((len(table), rotated + plain, head_dim), neutral)
-        whole[:, :rotated] = table[:, None]
-        found.append(whole)
-    return found[0], found[1]
+    wide, signed = (table[:, None].repeat(1, heads, 1) for table in (cos[0], sin[0] * sign))
+    return wide, signed
