@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.losses.advantages import group_advantages
+from trueup.losses.advantages import group_advantages, without_rejected
 
 KINDS = ("group", "group_std", "leave_one_out")
 
@@ -91,3 +91,33 @@ def test_a_standardised_advantage_is_bounded_without_epsilon(values):
     n = len(values)
     bound = (n - 1) / math.sqrt(n)
     assert float(run(values, [0] * n, "group_std").value.abs().max()) <= bound + 1e-5
+
+
+def rest(values, groups, counted):
+    return without_rejected(
+        torch.tensor(values), torch.tensor(groups), counted=torch.tensor(counted)
+    )
+
+
+def test_a_rejected_member_leaves_the_baseline_of_advantages_made_elsewhere():
+    """Rewards 7, 3, 2 of mean 4; without the first the mean is 2.5. The other group lost nobody."""
+    found = rest([3.0, -1.0, -2.0, 0.7, 0.1], [4, 4, 4, 9, 9], [False, True, True, True, True])
+    assert found.value.tolist() == pytest.approx([0.0, 0.5, -0.5, 0.7, 0.1])
+    assert found.contrast.tolist() == [True, True, True, True, True]
+    assert (found.num_with_contrast, found.num_without_contrast) == (2, 0)
+
+
+def test_what_is_left_alone_in_its_group_has_no_contrast():
+    found = rest([1.0, -1.0, 0.5], [0, 0, 1], [False, True, False])
+    assert found.value.tolist() == [0.0, 0.0, 0.0]
+    assert (found.num_with_contrast, found.num_without_contrast) == (0, 1)
+
+
+@given(rewards)
+def test_where_nobody_is_rejected_advantages_are_unchanged_bit_for_bit(values):
+    counted = [True] * len(values)
+    for groups in ([0] * len(values), list(range(len(values)))):
+        found = rest(values, groups, counted)
+        assert torch.equal(found.value, torch.tensor(values))
+        assert found.contrast.all()
+        assert found.num_without_contrast == 0

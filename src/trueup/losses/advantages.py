@@ -6,7 +6,7 @@ the cost does not depend on how groups are laid out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -72,4 +72,32 @@ def group_advantages(
         contrast=contrast,
         num_with_contrast=has_contrast.sum(),
         num_without_contrast=((size > 0) & ~has_contrast).sum(),
+    )
+
+
+def without_rejected(value: Tensor, group: Tensor, *, counted: Tensor) -> GroupAdvantages:
+    """Group-relative advantages made elsewhere, less the part of members that are rejected now.
+
+    Within a group such an advantage is the reward, shifted and scaled. Centred anew over the
+    counted members it is what it would have been had the others never been in the baseline (the
+    scale stays). A group that lost nobody is unchanged, bit for bit, and so has contrast.
+
+    Args:
+        value: [E] float32 advantages, finite.
+        group: [E] int64.
+        counted: [E] bool: members that are not rejected.
+    """
+    rest = group_advantages(value, group, counted=counted, kind="group")
+    ids, index = distinct(group)
+    none = torch.zeros_like(ids)
+    lost = none.index_add(0, index, (~counted).long())[index] > 0
+    contrast = rest.contrast | ~lost
+    left = none.index_add(0, index, counted.long()) > 0
+    teaches = left & (none.index_add(0, index, contrast.long()) > 0)
+    return replace(
+        rest,
+        value=torch.where(lost, rest.value, value.detach()),
+        contrast=contrast,
+        num_with_contrast=teaches.sum(),
+        num_without_contrast=(left & ~teaches).sum(),
     )
