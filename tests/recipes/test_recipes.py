@@ -37,6 +37,10 @@ def test_a_comparison_changes_what_it_studies_and_nothing_else() -> None:
         "sync.delay": 8,
         "correction.preset": "none",
     }
+    assert differences("tiny-uncached") == {
+        "train.steps": 10,
+        "environment.verdict_cache": False,
+    }
 
 
 def test_an_unknown_recipe_names_its_nearest_neighbour() -> None:
@@ -44,5 +48,5 @@ def test_an_unknown_recipe_names_its_nearest_neighbour() -> None:
         ConfigError, match=r"unknown recipe 'tiny-asink'; did you mean 'tiny-async'"
     ):
         text("tiny-asink")
-    with pytest.raises(ConfigError, match="recipes: tiny-async, tiny-stale, tiny-sync"):
+    with pytest.raises(ConfigError, match="recipes: tiny-async, tiny-stale, tiny-sync, tiny-uncached"):
         text("../../etc/passwd")

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trueup.errors import CheckpointError
+from trueup.records.files import sync
 
 MANIFEST = "MANIFEST.json"
 _LONGEST_HEADER = 100_000_000
@@ -114,10 +115,10 @@ def _seal(directory: Path) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     record = {"files": {str(path.relative_to(directory)): _digest(path) for path in files}}
     for path in files:
-        _sync(path)
+        sync(path)
     (directory / MANIFEST).write_text(json.dumps(record, indent=2) + "\n")
-    _sync(directory / MANIFEST)
-    _sync(directory)
+    sync(directory / MANIFEST)
+    sync(directory)
 
 
 def _replace(work: Path, target: Path) -> None:
@@ -133,18 +134,10 @@ def _replace(work: Path, target: Path) -> None:
                 os.rename(target, aside)
             shutil.rmtree(aside, ignore_errors=True)
         else:
-            _sync(target.parent)
+            sync(target.parent)
             return
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

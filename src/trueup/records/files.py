@@ -37,7 +37,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         os.unlink(name)
         raise
-    _sync_directory(path.parent)
+    sync(path.parent)
 
 
 def filesystem_type(path: Path, mounts: str | None = None) -> str:
@@ -70,9 +70,9 @@ def on_network(path: Path, mounts: str | None = None) -> bool:
     return kind in _NETWORK or kind == "fuse" or kind.startswith("fuse.")
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a rename in a directory survive a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or the renames in a directory, survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
