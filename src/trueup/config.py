@@ -46,6 +46,14 @@ class ModelConfig(Section):
     """`tiny-agent` (built and fine-tuned on first use) or a Hugging Face directory."""
 
 
+CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 5.0)}
+"""Published (ε_lo, ε_hi) of each loss; an ε_lo of 1 is no lower bound."""
+
+
+def _published(given: Mapping[str, Any], side: int) -> float:
+    return CLIPS[given.get("loss", "ppo")][side]
+
+
 class TrainConfig(Section):
     """The optimiser's side of a step."""
 
@@ -66,10 +74,25 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     """Largest gradient norm."""
-    clip_low: float = Field(0.2, gt=0, le=1)
-    """ε_lo of the clipped ratio."""
-    clip_high: float = Field(0.28, gt=0)
-    """ε_hi of the clipped ratio."""
+    loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    """Clipped ratio per token; per sequence; as a detached weight (docs/concepts/losses.md)."""
+    mode: Literal["decoupled", "bypass"] = "decoupled"
+    """Weight π_old/μ and clip π_θ/π_old; or clip π_θ/μ, and no weight."""
+    clip_low: float = Field(default_factory=lambda given: _published(given, 0), gt=0, le=1)
+    """ε_lo of the clipped ratio; if not given, what is published for the loss."""
+    clip_high: float = Field(default_factory=lambda given: _published(given, 1), gt=0)
+    """ε_hi of the clipped ratio; if not given, what is published for the loss."""
+    dual_clip: float = Field(0.0, ge=0)
+    """c: with A < 0 a ratio counts at most as c (published: 3); 0: off."""
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
+    """Mean over tokens (DAPO); over episodes of their token means (GRPO); over episodes of their
+    sums, divided by a constant (Dr. GRPO)."""
+    sequence_constant: float = Field(24.0, gt=0)
+    """Divisor of `sequence_sum`: the most tokens that an episode may have."""
+    kl_beta: float = Field(0.0, ge=0)
+    """Weight of the KL penalty (k3) against the policy that the run started from; 0: off."""
+    lr_ess: bool = False
+    """Scale each step's learning rate by √(ESS/B), of the applied weights over episodes."""
     advantage: Literal["group", "group_std", "leave_one_out"] = "group_std"
     """Reward − group mean; divided by the group's standard deviation; leave-one-out baseline."""
     zero_variance: Literal["drop", "keep", "refill"] = "drop"
@@ -78,6 +101,26 @@ class TrainConfig(Section):
     """Run the controller on a logical clock: two runs give identical weights and ledgers."""
     threads: int = Field(1, ge=1)
     """Torch threads of the trainer."""
+    fused: bool = True
+    """Take log π_old from the update's own forward where that gives the same result: one optimiser
+    step per step batch, and a correction that does not need the whole of it."""
+
+    @model_validator(mode="after")
+    def _dual_clip_bounds_more_than_the_clip(self) -> TrainConfig:
+        least = 1 + self.clip_high
+        if self.dual_clip and self.loss == "cispo":
+            raise ConfigError(
+                field="train.dual_clip",
+                rule="0 with train.loss=cispo, which bounds every ratio",
+                value=self.dual_clip,
+            )
+        if self.dual_clip and self.dual_clip <= least:
+            raise ConfigError(
+                field="train.dual_clip",
+                rule=f"0 or above 1 + train.clip_high ({least:g})",
+                value=self.dual_clip,
+            )
+        return self
 
 
 class EvalConfig(Section):
@@ -139,12 +182,26 @@ class EngineConfig(Section):
 class CorrectionConfig(Section):
     """How the gap between behaviour and target is corrected."""
 
-    preset: Literal["none", "tis", "mis", "ais"] = "tis"
+    preset: str = "tis"
+    """A method of docs/corrections. Without a correction a run must say so: `none`."""
     params: dict[str, float] = Field(default_factory=dict)
     """Overrides of the preset's constants."""
-    on: Literal["total"] = "total"
+    filters: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Filters of other presets that come before the weights, in order, each with overrides of its
+    constants: `correction.filters.geo={}`, `correction.filters.geo.low=.99`."""
+    on: Literal["total", "staleness", "engine"] = "total"
+    """The part of the gap that is corrected; a part needs `attribution.share = 1`."""
+    normalize: bool = False
+    """Divide the weights by their mean over the kept tokens of the step batch."""
     denominator: Literal["all", "kept"] = "all"
     """Which tokens the loss denominator Z counts."""
+    gate: Literal["current", "previous"] = "current"
+    """Where a method decides one number from the step batch (α of `ais`, the bound of `m2po`, the
+    mean of `normalize`, `off_below`): from this one, or from the one before, which needs no second
+    pass (docs/design/fusion.md)."""
+    off_below: float = Field(0.0, ge=0)
+    """Mean |d| in nats, the engine's measured floor, up to which a step batch without a stale token
+    is not corrected; 0: never off."""
 
 
 class AttributionConfig(Section):
@@ -152,6 +209,10 @@ class AttributionConfig(Section):
 
     share: float = Field(1.0, ge=0, le=1)
     """Share of episodes scored under the version that sampled them."""
+    label_test: float = Field(0.25, ge=0, le=1)
+    """Share of these scored under the version before as well: are version labels true?"""
+    repeat: float = Field(0.05, ge=0, le=1)
+    """Share of episodes scored twice, in other micro-batches: the noise of the scorer."""
 
 
 class LatencyConfig(Section):
@@ -227,6 +288,7 @@ class Config(Section):
                 rule=f"at most train.samples_per_group ({self.train.samples_per_group})",
                 value=self.schedule.min_survivors,
             )
+        self._check_cause()
         if self.eval.every and not self.eval.samples:
             raise ConfigError(
                 field="eval.every",
@@ -234,6 +296,19 @@ class Config(Section):
                 value=self.eval.every,
             )
         return self
+
+    def _check_cause(self) -> None:
+        """A part of the gap needs the log-prob of every token under its own version."""
+        if self.correction.on == "total":
+            return
+        if self.attribution.share < 1:
+            rule = "total where attribution.share is below 1: every token must be scored"
+        elif self.schedule.consume in ("accept", "mask"):
+            rule = f"total where schedule.consume is {self.schedule.consume}: a token beyond the "
+            rule += "bound has a version that is no longer kept"
+        else:
+            return
+        raise ConfigError(field="correction.on", rule=rule, value=self.correction.on)
 
     @property
     def episodes_per_step(self) -> int:
@@ -305,13 +380,15 @@ def cache_dir() -> Path:
 
 def _collect(model: type[BaseModel], prefix: str, found: dict[str, tuple[str, str, Any]]) -> None:
     schema = model.model_json_schema()["properties"]
+    defaults: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             _collect(info.annotation, f"{prefix}{name}.", found)
             continue
         entry = schema[name]
         kind = " | ".join(map(str, entry["enum"])) if "enum" in entry else _type_name(entry)
-        default = info.get_default(call_default_factory=True)
+        default = info.get_default(call_default_factory=True, validated_data=defaults)
+        defaults[name] = default
         found[prefix + name] = (kind, info.description or "", default)
 
 
