@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gaps import make_gap
-from trueup.diagnostics.attribution import attribution
+from trueup.diagnostics.attribution import attribution, repeat_variance
 
 NAN = math.nan
 
@@ -86,6 +86,57 @@ def test_intervals_depend_on_nothing_but_the_seed():
     gap = _drawn(0)
     assert attribution(gap, seed=3) == attribution(gap, seed=3)
     assert attribution(gap, seed=3) != attribution(gap, seed=4)
+
+
+def test_the_noise_of_a_score_is_half_the_squared_difference_of_two():
+    first, second = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.2, -2.4, NAN])
+    assert float(repeat_variance(first, second)) == pytest.approx(0.05, abs=1e-6)
+    assert float(repeat_variance(first, torch.full((3,), NAN))) == 0
+
+
+def test_the_scorers_noise_is_taken_out_of_the_second_moments():
+    """10,000 tokens: each true moment is met within .05 of it (20 standard errors)."""
+    gen = torch.Generator().manual_seed(0)
+
+    def normal(scale):
+        return scale * torch.randn(100, 100, generator=gen)
+
+    sigma = 0.05
+    mu = -2 - torch.rand(100, 100, generator=gen)
+    true_version = mu + normal(0.04)
+    true_target = true_version + normal(0.03)
+    target, version = true_target + normal(sigma), true_version + normal(sigma)
+    version[:50] = target[:50] = true_version[:50] + normal(sigma)[:50]  # of the current version
+    found = attribution(
+        make_gap(target.tolist(), mu.tolist(), version_logps=version.tolist()),
+        scorer_variance=sigma**2,
+        resamples=10,
+    )
+    assert found.scorer_noise == pytest.approx(sigma)
+    assert found.total.noise == pytest.approx(sigma**2)
+    assert found.staleness.noise == pytest.approx(sigma**2)  # 2σ² on half of the tokens
+    assert found.engine.noise == pytest.approx(sigma**2)
+    left = {
+        name: getattr(found, name).second_moment - getattr(found, name).noise
+        for name in ("total", "staleness", "engine")
+    }
+    # E[staleness²] = .03²/2; E[engine²] = .04²; independent.
+    assert left["staleness"] == pytest.approx(0.00045, rel=0.25)
+    assert left["engine"] == pytest.approx(0.0016, rel=0.1)
+    assert left["total"] == pytest.approx(0.00205, rel=0.1)
+    assert found.staleness.share_above_noise == pytest.approx(0.45 / 2.05, abs=0.04)
+    assert found.engine.share_above_noise == pytest.approx(1.6 / 2.05, abs=0.04)
+    assert found.staleness.share_above_noise + found.engine.share_above_noise == pytest.approx(1)
+    assert found.staleness.share > 0.3  # what one would print without
+
+
+def test_a_gap_of_nothing_but_noise_has_no_share_above_it():
+    found = attribution(
+        make_gap([[-1.0, -2.0]], [[-1.01, -2.0]], version_logps=[[-1.0, -2.0]]),
+        scorer_variance=1.0,
+    )
+    assert found.engine.share == pytest.approx(1.0)
+    assert found.engine.share_above_noise == found.total.share_above_noise == 0
 
 
 logp = st.floats(-20, -0.0625, width=32)

@@ -30,28 +30,35 @@ def test_figures_worked_out_by_hand():
     # |e^−1 − e^−1.1|, |e^−2.3 − e^−2|, |e^−.8 − e^−1| = .0350084, .0350764, .0814496
     assert found.probability_mean == pytest.approx(0.0505115, abs=1e-6)
     assert found.episode_sum_max == pytest.approx(0.2, abs=1e-6)
-    assert [(b.low, b.tokens) for b in found.by_lag] == [(0, 1), (2, 2)]
-    assert found.by_lag[1].abs_mean == pytest.approx(0.25, abs=1e-6)
+    # .1·e^.1 − e^.1 + 1 = .0053462, −.3·e^−.3 − e^−.3 + 1 = .0369363, .2·e^.2 − e^.2 + 1 = .0228778
+    assert found.reverse_kl == pytest.approx(0.0217201, abs=1e-6)
+    # e^.2, e^−.6, e^.4 = 1.2214028, .5488116, 1.4918247
+    assert found.chi_square == pytest.approx(0.0873464, abs=1e-6)
+    # Σd = −.2 | .2: log((e^−.4 + e^.4)/2) = log 1.0810724
+    assert found.renyi_episodes == pytest.approx(0.0779535, abs=1e-6)
+    assert [(b.low, b.tokens) for b in found.breakdowns["lag"]] == [(0, 1), (2, 2)]
+    assert found.breakdowns["lag"][1].abs_mean == pytest.approx(0.25, abs=1e-6)
 
 
 def test_probability_bins_are_closed_below_and_the_last_above():
     p = [0.05, 0.1000001, 0.4999999, 0.5, 0.9000001, 1.0]
     logs = torch.tensor(p).log().tolist()
     found = mismatch(make_gap([[x + 0.5 for x in logs]], [logs]))
-    assert [b.tokens for b in found.by_probability] == [1, 2, 1, 2]
-    assert [(b.low, b.high) for b in found.by_probability] == [
+    bins = found.breakdowns["probability"]
+    assert [b.tokens for b in bins] == [1, 2, 1, 2]
+    assert [(b.low, b.high) for b in bins] == [
         (0, 0.1),
         (0.1, 0.5),
         (0.5, 0.9),
         (0.9, 1),
     ]
-    for b in found.by_probability:
+    for b in bins:
         assert b.abs_mean == pytest.approx(0.5, abs=1e-6)
 
 
 def test_without_tokens_every_figure_is_zero():
     found = mismatch(ratio_gap([[NAN], []]))
-    assert (found.tokens, found.missing, found.by_lag) == (0, 1, ())
+    assert (found.tokens, found.missing, found.breakdowns["lag"]) == (0, 1, ())
     assert found.abs_mean == found.abs_max == found.k3 == found.episode_sum_max == 0
 
 

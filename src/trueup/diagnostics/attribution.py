@@ -9,16 +9,23 @@ Signed means add up, means of |·| do not. A share is E[d_i·d] / E[d²]; shares
 of an engine is its own term over all tokens. Intervals are percentile bootstraps over episodes,
 because tokens of one episode are not independent.
 
-Shapes: N scored tokens, E episodes, R resamples, 3 parts (total, staleness, engine).
+A score is itself uncertain: the same weights on the same tokens in another micro-batch give another
+log-prob, in bfloat16 by more than a small update moves it. With variance σ² of one score, the total
+and the engine term hold σ², and staleness holds 2σ² where both its ends were scored; second moments
+are given with and without. A token of the current version is scored once: it has no such noise.
+
+Shapes: N action tokens, E episodes, R resamples, 3 parts (total, staleness, engine).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trueup.diagnostics.groups import BREAKDOWNS, Grouping
 from trueup.gap import PolicyGap
 
 
@@ -30,10 +37,35 @@ class Part:
     """Signed mean in nats."""
     abs_mean: float
     """Mean absolute value in nats."""
+    second_moment: float
+    """E[d_i²] in nats²."""
+    noise: float
+    """What of it the scorer alone explains, in nats²."""
     share: float
     """E[d_i·d] / E[d²]: its share of the second moment; 0 when there is no gap at all."""
+    share_above_noise: float
+    """The same with the scorer's noise taken out of both; 0 when nothing is above it."""
     mean_interval: tuple[float, float]
     share_interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsOfGroup:
+    """Means of the terms over the scored tokens of one group, in nats."""
+
+    low: float
+    """Least value of what was grouped by."""
+    high: float
+    """Largest value, exclusive but for that of the last bin; `low` where one value is a group."""
+    scored: int
+    total_mean: float
+    staleness_mean: float
+    engine_mean: float
+    staleness_abs: float
+    engine_abs: float
+    """Of an engine's group: its floor."""
+    staleness_share: float
+    """E[staleness·d] / E[d²]; the engine's is the rest; 0 when there is no gap at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +83,10 @@ class Attribution:
     """Population variances and covariance of the two parts in nats²."""
     variance_engine: float
     covariance: float
+    scorer_noise: float
+    """σ of one score in nats; 0 if it was not measured."""
+    breakdowns: Mapping[str, tuple[PartsOfGroup, ...]]
+    """By the names of `groups.BREAKDOWNS`, ascending, groups with scored tokens only."""
 
     @property
     def floor(self) -> float:
@@ -58,74 +94,110 @@ class Attribution:
         return self.engine.abs_mean
 
 
-_COLUMNS = 3 + 3 + 3 + 1
-"""Sums per episode: parts, |parts|, parts · d, n."""
+def repeat_variance(first: Tensor, second: Tensor) -> Tensor:
+    """σ² of one score in nats², from two scores of the same tokens in different micro-batches.
+
+    Args:
+        first: [N] log-probs.
+        second: [N] log-probs of the same weights; NaN where not scored again.
+    """
+    again = torch.isfinite(second)
+    half = (first.double() - second.double()).square() / 2
+    return torch.where(again, half, 0.0).sum() / again.sum().clamp(min=1)
 
 
 def attribution(
-    gap: PolicyGap, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+    gap: PolicyGap,
+    *,
+    advantage: Tensor | None = None,
+    scorer_variance: float = 0.0,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> Attribution:
     """Split the gap of a step batch by cause.
 
     Args:
         gap: The step batch; `logp_version` is finite where a token was scored.
+        advantage: [N] advantages, for the breakdown by their sign; None: that one is empty.
+        scorer_variance: σ² of one score in nats² (see `repeat_variance`).
         resamples: Bootstrap resamples of the episodes, R ≥ 1.
         level: Coverage of the intervals.
         seed: Of the resampling.
     """
-    parts, episode = _parts(gap)  # [3, N] float64, [N]
+    parts, scored = _parts(gap)  # [3, N] float64, 0 where not scored; [N] bool
     d = parts[0]
-    rows = torch.cat([parts, parts.abs(), parts * d, torch.ones_like(d)[None]])
-    sums = rows.new_zeros(_COLUMNS, gap.num_episodes).index_add(1, episode, rows).T  # [E, 10]
-    whole = _moments(sums.sum(0, keepdim=True))  # [1, 9]
-    spread = _moments(_resample(sums, resamples, seed))  # [R, 9]
+    rows = torch.cat([parts, parts.abs(), parts.square(), parts * d, scored.double()[None]])
+    # Columns: parts, |parts|, parts², parts · d, n.
+    sums = _of_episodes(gap).sums(rows).T  # [E, 13]
+    total = sums.sum(0, keepdim=True)
+    whole = _moments(total)  # [1, 12]
+    spread = _moments(_resample(sums, resamples, seed))  # [R, 12]
     tail = (1 - level) / 2
     ordered = spread.sort(0).values
     low, high = (ordered[round(share * (len(ordered) - 1))].tolist() for share in (tail, 1 - tail))
     value = whole[0].tolist()
-    total, staleness, engine = (
+    num = int(total[0, -1])
+    # How often the noise of a second score is in the staleness, per scored token.
+    twice = float((scored & (parts[1] != 0)).sum()) / max(num, 1)
+    noise = [scorer_variance * factor for factor in (1.0, 2 * twice, 1.0)]
+    shared = [scorer_variance * factor for factor in (1.0, twice, 1.0 - twice)]
+    above = max(value[6] - noise[0], 0.0)
+    total_part, staleness, engine = (
         Part(
             mean=value[i],
             abs_mean=value[3 + i],
-            share=value[6 + i],
+            second_moment=value[6 + i],
+            noise=noise[i] if num else 0.0,
+            share=value[9 + i],
+            share_above_noise=(value[9 + i] * value[6] - shared[i]) / above if above else 0.0,
             mean_interval=(low[i], high[i]),
-            share_interval=(low[6 + i], high[6 + i]),
+            share_interval=(low[9 + i], high[9 + i]),
         )
         for i in range(3)
     )
-    centred = parts[1:] - parts[1:].mean(1, keepdim=True) if len(d) else parts[1:]
-    (stale, cross), (_, inner) = (centred @ centred.T / max(len(d), 1)).tolist()
+    cross = float((parts[1] * parts[2]).sum()) / max(num, 1)
+    known = torch.zeros_like(gap.logp_target) if advantage is None else advantage
     return Attribution(
         tokens=int(gap.valid.sum()),
-        scored=len(d),
-        total=total,
+        scored=num,
+        total=total_part,
         staleness=staleness,
         engine=engine,
-        variance_staleness=stale,
-        variance_engine=inner,
-        covariance=cross,
+        variance_staleness=value[7] - value[1] ** 2,
+        variance_engine=value[8] - value[2] ** 2,
+        covariance=cross - value[1] * value[2],
+        scorer_noise=scorer_variance**0.5,
+        breakdowns={
+            name: _groups(group(gap, known), rows)
+            for name, group in BREAKDOWNS.items()
+            if name != "advantage" or advantage is not None
+        },
     )
 
 
 def _parts(gap: PolicyGap) -> tuple[Tensor, Tensor]:
-    """Total, staleness and engine terms [3, N] of the scored tokens, and their episodes [N]."""
+    """Total, staleness and engine terms [3, N], 0 where not scored, and where they are [N]."""
     version = gap.logp_version
     if version is None:
-        return gap.logp_target.new_zeros(3, 0).double(), gap.episode[:0]
+        empty = gap.logp_target.new_zeros(3, gap.num_tokens, dtype=torch.float64)
+        return empty, torch.zeros_like(gap.valid)
     scored = gap.valid & torch.isfinite(version)
     # Differences of float32 log-probs are exact in float64, so the parts sum to the total exactly.
     target, middle, behaviour = (
-        x[scored].double() for x in (gap.logp_target, version, gap.logp_behaviour)
+        torch.where(scored, x, 0.0).double() for x in (gap.logp_target, version, gap.logp_behaviour)
     )
-    return (
-        torch.stack([target - behaviour, target - middle, middle - behaviour]),
-        gap.episode[scored],
-    )
+    return torch.stack([target - behaviour, target - middle, middle - behaviour]), scored
+
+
+def _of_episodes(gap: PolicyGap) -> Grouping:
+    every = tuple(float(e) for e in range(gap.num_episodes))
+    return Grouping(index=gap.episode, low=every, high=every)
 
 
 def _resample(sums: Tensor, resamples: int, seed: int) -> Tensor:
     """Sums of R bootstrap samples of the episodes that hold tokens, [R, columns]."""
-    held = sums[sums[:, 9] > 0]
+    held = sums[sums[:, -1] > 0]
     num = len(held)
     if not num:
         return sums.new_zeros(1, sums.shape[1])
@@ -138,8 +210,29 @@ def _resample(sums: Tensor, resamples: int, seed: int) -> Tensor:
 
 
 def _moments(sums: Tensor) -> Tensor:
-    """Means, absolute means and shares [R, 9] from sums [R, 10]."""
-    count = sums[:, 9:10].clamp(min=1)
+    """Means, absolute means, second moments and shares [R, 12] from sums [R, 13]."""
+    count = sums[:, -1:].clamp(min=1)
     second = sums[:, 6:7]  # Σ d²
-    shares = torch.where(second > 0, sums[:, 6:9] / second, 0.0)
-    return torch.cat([sums[:, :6] / count, shares], 1)
+    shares = torch.where(second > 0, sums[:, 9:12] / second, 0.0)
+    return torch.cat([sums[:, :9] / count, shares], 1)
+
+
+def _groups(grouping: Grouping, rows: Tensor) -> tuple[PartsOfGroup, ...]:
+    sums = grouping.sums(rows).T  # [K, 13]
+    counts = sums[:, -1].tolist()
+    found = zip(grouping.low, grouping.high, counts, _moments(sums).tolist(), strict=True)
+    return tuple(
+        PartsOfGroup(
+            low=low,
+            high=high,
+            scored=int(count),
+            total_mean=value[0],
+            staleness_mean=value[1],
+            engine_mean=value[2],
+            staleness_abs=value[4],
+            engine_abs=value[5],
+            staleness_share=value[10],
+        )
+        for low, high, count, value in found
+        if count
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:  # readers of recorded metrics need no tensors
     from torch import Tensor
@@ -59,13 +59,22 @@ class MetricSpec:
     unit: str
     reducer: Reducer
     meaning: str
+    sketched: bool = False
+    """Its distribution is recorded too, for quantiles (`sketch.QuantileSketch`)."""
 
 
 _SPECS = (
     MetricSpec("gap/log_ratio", "nats", "mean", "d = log π_old − log μ; its mean is −k1"),
-    MetricSpec("gap/abs_log_ratio", "nats", "mean", "|d|, the mismatch of one token"),
+    MetricSpec("gap/abs_log_ratio", "nats", "mean", "|d|, the mismatch of one token", True),
     MetricSpec("gap/k2", "nats", "mean", "½d², second-order estimate of KL(μ‖π)"),
     MetricSpec("gap/k3", "nats", "mean", "ρ − 1 − d ≥ 0, low-variance estimate of KL(μ‖π)"),
+    MetricSpec("gap/reverse_kl", "nats", "mean", "ρd − ρ + 1 ≥ 0, estimate of KL(π‖μ)"),
+    MetricSpec("gap/chi_square", "1", "mean", "ρ² − 1; its mean is χ²(π‖μ) of one token"),
+    MetricSpec(
+        "gap/renyi_episodes", "nats", "batch", "log mean ρ² of the products over an episode"
+    ),
+    MetricSpec("gap/abs_episode_sum", "nats", "mean", "|Σ d| of an episode"),
+    MetricSpec("gap/perplexity_ratio", "1", "mean", "e^(−mean d) of an episode: PPL(π) / PPL(μ)"),
     MetricSpec("gap/probability", "1", "mean", "|π_old − μ| of the sampled token"),
     MetricSpec("gap/behaviour_logp", "nats", "mean", "log μ of the sampled token"),
     MetricSpec("gap/scored", "1", "mean", "share of action tokens scored under their own version"),
@@ -73,6 +82,18 @@ _SPECS = (
     MetricSpec("gap/abs_staleness", "nats", "mean", "|log π_old − log π_v| of the scored tokens"),
     MetricSpec("gap/engine", "nats", "mean", "log π_v − log μ of the scored tokens"),
     MetricSpec("gap/abs_engine", "nats", "mean", "|log π_v − log μ|: the floor of the engine"),
+    MetricSpec(
+        "attribution/share_staleness", "1", "batch", "E[staleness·d] / E[d²] of the scored tokens"
+    ),
+    MetricSpec("attribution/share_engine", "1", "batch", "E[engine·d] / E[d²]: the rest of it"),
+    MetricSpec(
+        "attribution/scorer_variance",
+        "nats²",
+        "mean",
+        "half the squared difference of two scores of one token by the same weights",
+    ),
+    MetricSpec("label/slope", "1", "batch", "0: version labels are true; 1: one version too new"),
+    MetricSpec("label/se", "1", "batch", "standard error of the slope, clustered by episode"),
     MetricSpec("gap/lag", "versions", "mean", "trainer's version − version that sampled the token"),
     MetricSpec("gap/calibration_z", "1", "batch", "(mean ρ − 1) / SE clustered by episode"),
     MetricSpec("weight/raw", "1", "mean", "ρ = e^d at the preset's level, before cap and filter"),
@@ -91,8 +112,22 @@ _SPECS = (
         "kept/tokens", "1", "mean", "share of action tokens in the loss (count: Z of `all`)"
     ),
     MetricSpec("kept/episodes", "1", "mean", "share of episodes with a token in the loss"),
+    MetricSpec("kept/advantage_mass", "1", "mean", "share of Σ|A| in the loss (count: Σ|A|)"),
+    MetricSpec("kept/positive_reward", "1", "mean", "share of tokens in the loss, reward > 0"),
+    MetricSpec("kept/other_reward", "1", "mean", "share of tokens in the loss, reward ≤ 0"),
+    MetricSpec(
+        "kept/shortest_quarter", "1", "mean", "share of the shortest quarter of episodes in it"
+    ),
+    MetricSpec(
+        "kept/longest_quarter", "1", "mean", "share of the longest quarter of episodes in it"
+    ),
+    MetricSpec("kept/episode_tokens", "tokens", "mean", "action tokens of an episode in the loss"),
+    MetricSpec("kept/episode_reward", "1", "mean", "reward of an episode in the loss"),
     MetricSpec(
         "excluded/missing_logp", "1", "mean", "share of action tokens without a known log μ"
+    ),
+    MetricSpec(
+        "excluded/missing_version", "1", "mean", "share of action tokens of an unknown version"
     ),
     MetricSpec("excluded/over_bound", "1", "mean", "share of action tokens beyond the lag bound"),
     MetricSpec("excluded/garbage_episodes", "episodes", "sum", "no log μ at all: rejected"),
@@ -101,6 +136,7 @@ _SPECS = (
     MetricSpec("group/no_contrast", "groups", "sum", "all remaining rewards equal: no advantage"),
     MetricSpec("group/with_contrast", "groups", "sum", "groups that teach something"),
     MetricSpec("advantage/value", "1", "mean", "advantage of an episode in the loss, unweighted"),
+    MetricSpec("advantage/amplification", "1", "batch", "std(A·w) / std(A), rejected tokens as 0"),
     MetricSpec("adaptive/alpha", "1", "batch", "mixing coefficient of the adaptive weight"),
     MetricSpec("adaptive/reliability", "1", "batch", "α_ess = √(ESS/n) of the capped weights"),
     MetricSpec("adaptive/necessity", "1", "batch", "α_mis = min(1, mean |d| / δ)"),
@@ -110,13 +146,43 @@ _SPECS = (
     MetricSpec("episode/reads", "1", "mean", "reads of an episode"),
     MetricSpec("update/grad_norm", "1", "mean", "norm of a mini-batch's gradient before clipping"),
     MetricSpec("update/skipped", "steps", "sum", "optimiser steps refused: gradient not finite"),
+    MetricSpec("update/entropy", "nats", "mean", "entropy of π_θ at a token of a mini-batch"),
     MetricSpec("update/log_ratio", "nats", "mean", "log π_θ − log π_old of a token in the loss"),
+    MetricSpec(
+        "update/learning_rate", "1", "mean", "learning rate of the step, with √(ESS/B) if asked for"
+    ),
+    MetricSpec("update/reference_kl", "nats", "mean", "k3 of KL(π_θ‖π_ref) of a token in the loss"),
+    MetricSpec(
+        "gate/error",
+        "1",
+        "mean",
+        "|w − w′| of a token: gate of the previous step batch, and its own",
+    ),
+    MetricSpec("correction/off", "1", "mean", "1: nothing to correct above the engine's floor"),
     MetricSpec("update/clip_high", "1", "mean", "share of tokens with A > 0 clipped from above"),
     MetricSpec("update/clip_low", "1", "mean", "share of tokens with A < 0 clipped from below"),
+    MetricSpec("health/something_kept", "1", "mean", "1 where the verdict failed: nothing kept"),
+    MetricSpec("health/effective_size", "1", "mean", "1: too few tokens carry the step"),
+    MetricSpec("health/kl", "1", "mean", "1: behaviour and target are far apart"),
+    MetricSpec("health/calibration", "1", "mean", "1: the mean ratio is not 1"),
+    MetricSpec("health/correction_active", "1", "mean", "1: a correction that is never applied"),
+    MetricSpec("health/behaviour_varies", "1", "mean", "1: log μ all 0 or all equal"),
+    MetricSpec("health/missing_logp", "1", "mean", "1: log-probs missing"),
+    MetricSpec("health/missing_version", "1", "mean", "1: tokens of an unknown version"),
+    MetricSpec("health/over_cap", "1", "mean", "1: many ratios above the cap"),
+    MetricSpec("health/length_bias", "1", "mean", "1: long episodes are rejected for their length"),
+    MetricSpec("health/floor", "1", "mean", "1: the engine is further off than its precision"),
+    MetricSpec("health/labels", "1", "mean", "1: tokens of another version than their label"),
+    MetricSpec("health/update_visible", "1", "mean", "1: no weight changed in the engine's dtype"),
+    MetricSpec("health/stationary", "1", "mean", "1: the mismatch grows although nothing learns"),
 )
 
 METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in _SPECS}
 """Every metric by name. To add one: a line in `_SPECS`, and the place that computes it."""
+
+
+Values: TypeAlias = "Tensor | tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]"
+"""What a metric is of: values; with the bool mask of what counts; with how much each counts."""
 
 
 def metric_of(values: Tensor, where: Tensor | None = None) -> Metric:
@@ -124,44 +190,60 @@ def metric_of(values: Tensor, where: Tensor | None = None) -> Metric:
     return _metrics([(values, where)])[0]
 
 
-def metrics_of(
-    values: Mapping[str, Tensor | tuple[Tensor, Tensor | None]],
-) -> dict[str, Metric]:
+def metrics_of(values: Mapping[str, Values]) -> dict[str, Metric]:
     """Statistics of many tensors with a single transfer to the host.
 
     Args:
-        values: By metric name: a tensor, or a tensor and the bool mask of what counts.
+        values: By metric name. With weights ω ≥ 0, sum and count are Σ ωx and Σ ω.
 
     Returns:
         A metric per name; a metric without values is left out.
     """
-    pairs = [v if isinstance(v, tuple) else (v, None) for v in values.values()]
-    found = zip(values, _metrics(pairs), strict=True)
+    found = zip(values, _metrics(list(values.values())), strict=True)
     return {name: metric for name, metric in found if metric.count}
 
 
 def as_markdown() -> str:
     """The table as documentation."""
     rows = [f"| `{s.name}` | {s.unit} | {s.reducer} | {s.meaning} |" for s in METRICS.values()]
-    return "\n".join(["| metric | unit | reducer | meaning |", "|---|---|---|---|", *rows]) + "\n"
+    return "\n".join(
+        [_PAGE, "| metric | unit | reducer | meaning |", "|---|---|---|---|", *rows, ""]
+    )
 
 
-def _metrics(pairs: list[tuple[Tensor, Tensor | None]]) -> list[Metric]:
-    if not pairs:
+_PAGE = """\
+# Metrics
+
+Every number that a training step records, by its one name. This page is generated from
+`trueup.diagnostics.metrics.METRICS`: `python -m trueup.diagnostics.metrics > docs/metrics.md`.
+
+d = log π_old − log μ, ρ = e^d, A the advantage, w the applied weight. A metric is stored as a sum,
+a count and two extremes, so that shards merge exactly; the reducer says which of them is the figure
+(`batch`: a value of one whole step batch, which shards do not add up to). What is of tokens is of
+action tokens with a known log μ, unless it counts those without.
+"""
+
+
+def _metrics(columns: list[Values]) -> list[Metric]:
+    if not columns:
         return []
     import torch
 
     rows = []
-    for values, where in pairs:
+    for column in columns:
+        values, where, *weights = column if isinstance(column, tuple) else (column, None)
         x = values.detach().reshape(-1).double()
         total, low, high = x, x, x
-        count = x.new_tensor(len(x))
-        if where is not None:
+        counted = None if where is None else where.reshape(-1)
+        if counted is not None:
             # Selection by `where`, not by indexing: indexing would wait for the device each time.
-            counted = where.reshape(-1)
-            count = counted.sum().double()
             total = torch.where(counted, x, 0.0)
             low, high = torch.where(counted, x, math.inf), torch.where(counted, x, -math.inf)
+        count = x.new_tensor(len(x)) if counted is None else counted.sum().double()
+        if weights:
+            weight = weights[0].detach().reshape(-1).double()
+            weight = weight if counted is None else torch.where(counted, weight, 0.0)
+            total, count = total * weight, weight.sum()
         if not len(x):  # the extremes of nothing
             low, high = x.new_tensor([math.inf]), x.new_tensor([-math.inf])
         rows.append(torch.stack([total.sum(), count, low.min(), high.max()]))
@@ -169,3 +251,9 @@ def _metrics(pairs: list[tuple[Tensor, Tensor | None]]) -> list[Metric]:
         Metric(sum=total, count=count, min=low, max=high)
         for total, count, low, high in torch.stack(rows).tolist()
     ]
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(as_markdown())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,13 @@ def quantile(ordered: Tensor, share: float) -> Tensor:
 def safe_mean(values: Tensor) -> Tensor:
     """Mean in float64; 0 without values."""
     return values.double().sum() / max(len(values), 1)
+
+
+def log_mean_exp(values: Tensor) -> Tensor:
+    """The log of mean e^x in float64, whatever the size of x; 0 without values."""
+    if not len(values):
+        return values.new_zeros(()).double()
+    return values.double().logsumexp(0) - math.log(len(values))
 
 
 def to_host(values: Sequence[Tensor]) -> list[float]:
