@@ -1,13 +1,16 @@
-"""Verdicts on a step batch, each with its rule and the reason in words.
+"""Verdicts on a step batch, each with its number, its rule and the reason in words.
 
 They read recorded metrics and nothing else, so the trainer and a report of an old run judge alike.
+`stationary` alone needs the steps before as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from trueup.diagnostics.labels import CERTAINTY, MAX_ERROR, TOLERANCE, labels_refuted
 from trueup.diagnostics.metrics import Metric
 
 
@@ -24,6 +27,30 @@ class Verdict:
     """What it means when it does not."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where a verdict turns."""
+
+    ess: float = 0.3
+    """Least ESS ratio of the applied token weights."""
+    kl: float = 0.1
+    """Largest |k1| in nats."""
+    z: float = 4.0
+    """Largest |z| of the calibration test and of the trend of a mismatch that should not move."""
+    missing: float = 0.01
+    """Largest share of action tokens without behaviour log-prob."""
+    over_cap: float = 0.05
+    """Largest share of ratios above the cap."""
+    length_ratio: float = 0.8
+    """Least kept share of the longest quarter of episodes, relative to the shortest quarter."""
+
+
+LIMITS = Limits()
+
+FLOORS: Mapping[str, float] = {"float32": 0.01, "bfloat16": 0.1, "fp8": 0.5, "int8": 0.5}
+"""Largest mean |engine part| in nats that a precision explains: about 2.5 times what sound engines
+show (bfloat16 .03-.04; per-tensor dynamic FP8 and INT8 .2; float32 below .004)."""
+
 _NONE = Metric.of(0.0)
 
 
@@ -32,27 +59,32 @@ def health(
     *,
     corrects: bool,
     n_changed: int | None = None,
-    min_ess: float = 0.3,
-    max_kl: float = 0.1,
-    max_z: float = 4.0,
-    max_missing: float = 0.01,
+    precision: str | None = None,
+    limits: Limits = LIMITS,
 ) -> tuple[Verdict, ...]:
     """Judge a step batch and what was applied to it.
 
     Args:
-        metrics: Metrics of its correction.
+        metrics: Metrics of its correction, and of its attribution and label test if there are any.
         corrects: A correction is configured, so that weights of exactly 1 are suspect.
         n_changed: Elements that the newest update changed in the engine's dtype; None if there was
             no update, or none that was meant to change anything.
-        min_ess: Least ESS ratio of the applied token weights.
-        max_kl: Largest |k1| in nats.
-        max_z: Largest |z| of the calibration test.
-        max_missing: Largest share of action tokens without behaviour log-prob.
+        precision: What the engine computes in, a key of `FLOORS`; None: its floor is not judged.
+        limits: Where verdicts turn.
 
     Returns:
-        All verdicts; those about tokens only if the step batch has any.
+        All verdicts for which something was recorded.
     """
-    verdicts = list(_about_tokens(metrics, corrects, min_ess, max_kl, max_z, max_missing))
+    verdicts: list[Verdict] = []
+    if "kept/tokens" in metrics:  # else every group was dropped: nothing was rejected
+        verdicts += _distance(metrics, limits)
+        verdicts += _correction(metrics, corrects, limits)
+    if "excluded/missing_logp" in metrics:
+        verdicts += _provenance(metrics, limits)
+    if "gap/abs_engine" in metrics and precision is not None and precision in FLOORS:
+        verdicts.append(_floor(metrics["gap/abs_engine"].mean, precision))
+    if "label/slope" in metrics and "label/se" in metrics:
+        verdicts.append(_labels(metrics["label/slope"].mean, metrics["label/se"].mean))
     if n_changed is not None:
         verdicts.append(
             Verdict(
@@ -67,75 +99,166 @@ def health(
     return tuple(verdicts)
 
 
-def _about_tokens(
-    metrics: Mapping[str, Metric],
-    corrects: bool,
-    min_ess: float,
-    max_kl: float,
-    max_z: float,
-    max_missing: float,
-) -> tuple[Verdict, ...]:
-    if "kept/tokens" not in metrics:  # every group was dropped: nothing was rejected
-        return ()
+def stationary(series: Sequence[Metric], *, limits: Limits = LIMITS) -> Verdict:
+    """Judge the mismatch of steps in which nothing was learned (learning rate 0).
+
+    The weights are the same at every step, so whatever grows is the engine's: keys and values of an
+    old version, a sync that half happened. The trend is the slope of mean |d| over steps, tested
+    against the scatter of the steps about it.
+
+    Args:
+        series: `gap/abs_log_ratio` of each step, in order.
+        limits: Where the verdict turns.
+    """
+    means = [metric.mean for metric in series if metric.count]
+    slope, z = _trend(means)
+    level = sum(means) / len(means) if means else 0.0
+    rise = slope * (len(means) - 1)
+    return Verdict(
+        name="stationary",
+        ok=not (z > limits.z and rise > max(1e-5, 0.1 * level)),
+        value=rise,
+        rule=f"a rise of mean |d| <= 10 % of its level, or within {limits.z:g} standard errors",
+        message="nothing is learned and the mismatch grows: stale cache or sync bug",
+    )
+
+
+def _trend(values: Sequence[float]) -> tuple[float, float]:
+    """Least-squares slope per step and slope / standard error; 0, 0 for fewer than five values."""
+    n = len(values)
+    if n < 5:
+        return 0.0, 0.0
+    middle, mean = (n - 1) / 2, sum(values) / n
+    spread = sum((i - middle) ** 2 for i in range(n))
+    slope = sum((i - middle) * (v - mean) for i, v in enumerate(values)) / spread
+    rest = sum((v - mean - slope * (i - middle)) ** 2 for i, v in enumerate(values))
+    error = math.sqrt(rest / (n - 2) / spread)
+    return slope, slope / max(error, 1e-12)
+
+
+def _distance(metrics: Mapping[str, Metric], limits: Limits) -> Iterator[Verdict]:
+    kl = -metrics.get("gap/log_ratio", _NONE).mean
+    yield Verdict(
+        name="kl",
+        ok=abs(kl) <= limits.kl,
+        value=kl,
+        rule=f"|k1| <= {limits.kl:g} nats",
+        message="behaviour and target are far apart: lower staleness or learning rate",
+    )
+    z = metrics.get("gap/calibration_z", _NONE).mean
+    yield Verdict(
+        name="calibration",
+        ok=abs(z) <= limits.z,
+        value=z,
+        rule=f"|z| <= {limits.z:g}",
+        message="the mean ratio is not 1: wrong temperature, a shift by one token, a wrong "
+        "version label or truncated support; drift does not do this",
+    )
+
+
+def _correction(metrics: Mapping[str, Metric], corrects: bool, limits: Limits) -> Iterator[Verdict]:
     kept = metrics["kept/tokens"].sum
+    yield Verdict(
+        name="something_kept",
+        ok=kept > 0,
+        value=kept,
+        rule="> 0 kept tokens",
+        message="everything rejected: no step can be taken",
+    )
+    ess = metrics.get("ess/applied_tokens", _NONE).mean
+    yield Verdict(
+        name="effective_size",
+        ok=ess >= limits.ess,
+        value=ess,
+        rule=f">= {limits.ess:g}",
+        message="a few tokens carry the step: the policies are too far apart",
+    )
     applied, size = metrics.get("weight/applied", _NONE), metrics.get("gap/abs_log_ratio", _NONE)
     all_ones = applied.max == 1 and applied.sum == kept
-    ess = metrics.get("ess/applied_tokens", _NONE).mean
-    kl = -metrics.get("gap/log_ratio", _NONE).mean
-    z = metrics.get("gap/calibration_z", _NONE).mean
-    missing = metrics["excluded/missing_logp"].mean
+    yield Verdict(
+        name="correction_active",
+        ok=not (corrects and all_ones and size.max > 1e-6),
+        value=size.max,
+        rule="weights differ from 1 where ratios do",
+        message="a correction is configured, ratios differ, and every applied weight is 1: "
+        "it is never applied",
+    )
+    if "weight/over_cap" in metrics:
+        share = metrics["weight/over_cap"].mean
+        yield Verdict(
+            name="over_cap",
+            ok=share <= limits.over_cap,
+            value=share,
+            rule=f"<= {limits.over_cap:g} of the ratios above the cap",
+            message="the cap decides instead of the ratio: bias where it bounds; lower "
+            "staleness or a larger cap help",
+        )
+    short, long = metrics.get("kept/shortest_quarter"), metrics.get("kept/longest_quarter")
+    if short is not None and long is not None and short.sum:
+        ratio = long.mean / short.mean
+        yield Verdict(
+            name="length_bias",
+            ok=not (ratio < limits.length_ratio and _differ(short, long) > limits.z),
+            value=ratio,
+            rule=f">= {limits.length_ratio:g}, kept share of long episodes / that of short ones",
+            message="long episodes are rejected for being long, as products of ratios over an "
+            "episode do: use the geometric mean or token level",
+        )
+
+
+def _differ(left: Metric, right: Metric) -> float:
+    """Difference of two shares in standard errors."""
+    share = (left.sum + right.sum) / (left.count + right.count)
+    error = math.sqrt(share * (1 - share) * (1 / left.count + 1 / right.count))
+    return (left.mean - right.mean) / error if error else 0.0
+
+
+def _provenance(metrics: Mapping[str, Metric], limits: Limits) -> Iterator[Verdict]:
     behaviour = metrics.get("gap/behaviour_logp", _NONE)
     which = "all 0 (probability 1)" if behaviour.max == 0 else "all equal"
-    return (
-        Verdict(
-            name="something_kept",
-            ok=kept > 0,
-            value=kept,
-            rule="> 0 kept tokens",
-            message="everything rejected: no step can be taken",
-        ),
-        Verdict(
-            name="effective_size",
-            ok=ess >= min_ess,
-            value=ess,
-            rule=f">= {min_ess:g}",
-            message="a few tokens carry the step: the policies are too far apart",
-        ),
-        Verdict(
-            name="kl",
-            ok=abs(kl) <= max_kl,
-            value=kl,
-            rule=f"|k1| <= {max_kl:g} nats",
-            message="behaviour and target are far apart: lower staleness or learning rate",
-        ),
-        Verdict(
-            name="calibration",
-            ok=abs(z) <= max_z,
-            value=z,
-            rule=f"|z| <= {max_z:g}",
-            message="the mean ratio is not 1: wrong temperature, a shift by one token, a wrong "
-            "version label or truncated support; drift does not do this",
-        ),
-        Verdict(
-            name="correction_active",
-            ok=not (corrects and all_ones and size.max > 1e-6),
-            value=size.max,
-            rule="weights differ from 1 where ratios do",
-            message="a correction is configured, ratios differ, and every applied weight is 1: "
-            "it is never applied",
-        ),
-        Verdict(
-            name="behaviour_varies",
-            ok=behaviour.count < 2 or behaviour.min != behaviour.max,
-            value=behaviour.max - behaviour.min,
-            rule="> 0 spread of log μ",
-            message=f"behaviour log-probs are {which}: a placeholder, not what was sampled",
-        ),
-        Verdict(
-            name="missing_logp",
-            ok=missing <= max_missing,
-            value=missing,
-            rule=f"<= {max_missing:g} of action tokens",
-            message="the engine produced garbage: behaviour log-probs missing or not finite",
-        ),
+    yield Verdict(
+        name="behaviour_varies",
+        ok=behaviour.count < 2 or behaviour.min != behaviour.max,
+        value=behaviour.max - behaviour.min,
+        rule="> 0 spread of log μ",
+        message=f"behaviour log-probs are {which}: a placeholder, not what was sampled",
+    )
+    missing = metrics["excluded/missing_logp"].mean
+    yield Verdict(
+        name="missing_logp",
+        ok=missing <= limits.missing,
+        value=missing,
+        rule=f"<= {limits.missing:g} of action tokens",
+        message="the engine produced garbage: behaviour log-probs missing or not finite",
+    )
+    unknown = metrics.get("excluded/missing_version", _NONE).mean
+    yield Verdict(
+        name="missing_version",
+        ok=unknown == 0,
+        value=unknown,
+        rule="0 of action tokens",
+        message="tokens whose version nobody knows: their lag and their gap cannot be told apart",
+    )
+
+
+def _floor(size: float, precision: str) -> Verdict:
+    most = FLOORS[precision]
+    return Verdict(
+        name="floor",
+        ok=size <= most,
+        value=size,
+        rule=f"<= {most:g} nats for {precision}",
+        message="the engine is further from the trainer than its precision explains: another "
+        "temperature, kernel, cache or version than claimed",
+    )
+
+
+def _labels(slope: float, error: float) -> Verdict:
+    decided = 0 < error <= MAX_ERROR
+    return Verdict(
+        name="labels",
+        ok=not (decided and labels_refuted(slope, error)),
+        value=slope,
+        rule=f"|slope| <= {TOLERANCE:g} or {CERTAINTY:g} standard errors (of {error:.2g})",
+        message="version labels are not true: what the engine served follows the version before",
     )
