@@ -71,6 +71,7 @@ def values_of(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         int: INT64,
         float: FLOATS,
         str: st.text(max_size=5),
+        bytes: st.binary(max_size=5),
         bool: st.booleans(),
         type(None): st.none(),
     }[kind]

@@ -85,7 +85,7 @@ def head_inner_products(
     c = torch.stack([value.detach().double() for value in coefficients.values()])  # [K, N]
     num_sets = len(c)
     found = h.new_zeros(num_sets, num_samples, num_sets, num_samples)
-    for rows in torch.arange(n, device=token.device).split(chunk_tokens):
+    for rows in torch.split(torch.arange(n, device=token.device), chunk_tokens):
         block = (delta[rows] @ delta.T) * (h[rows] @ h.T)  # [C, N]
         for k in range(num_sets):
             # Columns to samples, then rows to samples under each set.
@@ -123,7 +123,8 @@ def compare_gradients(
         chunk_tokens: Rows of the token-by-token matrix that exist at once.
     """
     corrected = advantage * weight
-    largest = weight.topk(max(1, round(TOP_SHARE * len(weight)))).indices if len(weight) else []
+    num_top = min(max(1, round(TOP_SHARE * len(weight))), len(weight))
+    largest = weight.topk(num_top).indices
     top = torch.zeros_like(corrected)
     top[largest] = corrected[largest]
     products = head_inner_products(

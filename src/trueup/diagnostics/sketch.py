@@ -172,7 +172,7 @@ def _counts(x: Tensor) -> NDArray[np.int64]:
     import torch
 
     counts = torch.zeros(2 * _KEYS + 1, dtype=torch.int64, device=x.device)
-    for part in x.split(_CHUNK):
+    for part in torch.split(x, _CHUNK):
         size = part.abs()
         exponent = (size.double().log() / _LOG_GAMMA).ceil() - (_LOWEST - 1)
         key = torch.where(size < SMALLEST, 0.0, exponent.clamp(1, _KEYS)).copysign(part)

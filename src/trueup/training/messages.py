@@ -52,6 +52,8 @@ class MetricValue:
     count: float
     min: float
     max: float
+    sketch: bytes | None = None
+    """Of its distribution (`diagnostics.sketch`), where the metric table says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

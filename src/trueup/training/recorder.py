@@ -123,7 +123,11 @@ class Recorder:
                 "phases": report.phases,
             },
         )
-        self._ledger.record_metrics(report.step, {m.name: m for m in report.metrics})
+        self._ledger.record_metrics(
+            report.step,
+            {m.name: m for m in report.metrics},
+            {m.name: m.sketch for m in report.metrics if m.sketch is not None},
+        )
         self._ledger.record_step(
             StepRow(
                 step=report.step,
