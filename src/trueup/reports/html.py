@@ -20,8 +20,10 @@ from trueup.reports import episodes, tables
 from trueup.reports.charts import draw, legend
 from trueup.reports.figure_data import Figure
 from trueup.reports.figures import figures_of
+from trueup.reports.health import health_table, standings
 from trueup.reports.markup import Markup, element
 from trueup.reports.run import Records, read_run
+from trueup.reports.selection import selection, selection_table
 from trueup.reports.summary import Summary, summary_of
 from trueup.reports.svg import TONES
 from trueup.reports.tokens import measure_steps
@@ -133,6 +135,12 @@ def _sections(run_dir: Path, records: Records, summary: Summary) -> list[Markup]
             _section("Time", tables.phases(summary)),
             class_="columns",
         ),
+        _section("Health", health_table(standings(records))),
+        _section(
+            "Selection",
+            selection_table(selection(run_dir, records.history)),
+            element("p", _SELECTION, class_="muted"),
+        ),
         _section(
             "Episodes",
             element("p", explained, class_="muted") if shown else "",
@@ -141,6 +149,13 @@ def _sections(run_dir: Path, records: Records, summary: Summary) -> list[Markup]
         _folded(_counted("Steps", len(records.history.steps)), tables.steps(records)),
         _folded(_counted("Versions", len(records.versions)), tables.versions(records)),
     ]
+
+
+_SELECTION = (
+    "Means over the episodes of each stage. In brackets: how far, in standard errors, they are "
+    "from the episodes that the stage left out, where that is 4 or more. Difficulty is 1 − mean "
+    "reward of the task."
+)
 
 
 def _section(title: str, *content: str) -> Markup:
