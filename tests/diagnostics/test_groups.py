@@ -17,6 +17,14 @@ def test_values_and_edges_worked_out_by_hand():
     assert bins.sums(columns).tolist() == [[2, 5], [1, 1]]
 
 
+@pytest.mark.parametrize("values", [[], [5], [3, 3, -2, 0], [-(10**12), 10**12, 0, 0]])
+def test_integers_far_apart_and_close_together_group_alike(values):
+    x = torch.tensor(values, dtype=torch.int64)
+    found, expected = by_value(x), by_value(x.double())
+    assert found.low == expected.low == tuple(sorted(set(values)))
+    assert found.index.tolist() == expected.index.tolist()
+
+
 def test_a_position_is_the_share_of_its_episode_before_the_token():
     gap = make_gap([[-1.0] * 4, [], [-1.0] * 2], [[-1.0] * 4, [], [-1.0] * 2])
     assert position(gap).tolist() == [0, 0.25, 0.5, 0.75, 0, 0.5]

@@ -21,6 +21,10 @@ POSITION_BINS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Edges of the position in an episode: action tokens before it / action tokens."""
 
 
+_DENSE = 4096
+"""Range of integers that are counted to find the distinct ones."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
     """Which group each token is in."""
@@ -46,9 +50,21 @@ class Grouping:
 
 def by_value(values: Tensor) -> Grouping:
     """A group for each distinct value, ascending."""
-    found, index = distinct(values)
+    found, index = _distinct(values)
     limits = tuple(float(value) for value in found.tolist())
     return Grouping(index=index, low=limits, high=limits)
+
+
+def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
+    """As `gap.distinct`; integers close together are counted, which is faster than sorting them."""
+    if values.dtype != torch.int64 or not len(values):
+        return distinct(values)
+    low, high = torch.stack(values.aminmax()).tolist()
+    if high - low > _DENSE:
+        return distinct(values)
+    present = torch.bincount(values - low) > 0
+    index = present.cumsum(0) - 1
+    return present.nonzero().flatten() + low, index[values - low]
 
 
 def by_edges(values: Tensor, edges: Sequence[float]) -> Grouping:
@@ -76,6 +92,6 @@ BREAKDOWNS: Mapping[str, Callable[[PolicyGap, Tensor], Grouping]] = {
     "probability": lambda gap, _: by_edges(gap.logp_behaviour.exp(), PROBABILITY_BINS),
     "position": lambda gap, _: by_edges(position(gap), POSITION_BINS),
     "engine": lambda gap, _: by_value(gap.engine),
-    "advantage": lambda _, advantage: by_value(advantage.sign()),
+    "advantage": lambda _, advantage: by_value(advantage.sign().long()),
 }
 """Every breakdown by name, from the gap and the advantages [N] of its tokens (0 if unknown)."""
