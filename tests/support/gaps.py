@@ -17,11 +17,18 @@ def make_gap(
     groups: Sequence[int] | None = None,
     lags: Sequence[Sequence[int]] | None = None,
     version_logps: Rows | None = None,
+    turns: Sequence[Sequence[int]] | None = None,
 ) -> PolicyGap:
-    """One row per episode, one segment each; one group, rewards 0, 1, 2, ... unless given."""
+    """One row per episode, one segment each.
+
+    One group, one turn, no lag and rewards 0, 1, 2, ... unless given.
+    """
     lengths = [len(row) for row in behaviour]
     n, e = sum(lengths), len(lengths)
-    lag = torch.tensor([x for row in lags for x in row] if lags else [0] * n, dtype=torch.int64)
+    lag, turn = (
+        torch.tensor([x for row in rows for x in row] if rows else [0] * n, dtype=torch.int64)
+        for rows in (lags, turns)
+    )
     return PolicyGap(
         logp_target=_flat(target),
         logp_behaviour=_flat(behaviour),
@@ -32,6 +39,7 @@ def make_gap(
         version=10 - lag,
         lag=lag,
         engine=torch.zeros(n, dtype=torch.int64),
+        turn=turn,
         logp_version=None if version_logps is None else _flat(version_logps),
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.errors import DataError
 from trueup.gap import PolicyGap
 from trueup.models.packed import PackedBatch
-from trueup.types import Episode, LogprobKind, Span
+from trueup.types import Episode, LogprobKind, Segment, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,8 @@ class StepBatch:
     engine: Tensor
     """[N] int64, index into `engines`."""
     engines: tuple[str, ...]
+    turn: Tensor
+    """[N] int64, within the episode."""
     reward: Tensor
     """[E] float32."""
     group: Tensor
@@ -64,6 +66,7 @@ class StepBatch:
             version=_per_token([span.version for span in spans], lengths),
             engine=_per_token([engines.index(span.engine) for span in spans], lengths),
             engines=engines,
+            turn=torch.tensor(_turns_of_actions(segments), dtype=torch.int64),
             reward=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
             group=torch.tensor([episode.group for episode in episodes], dtype=torch.int64),
             finished_version=torch.tensor(finished_versions, dtype=torch.int64),
@@ -95,7 +98,17 @@ class StepBatch:
             lag=trainer_version - self.version,
             engine=self.engine,
             logp_version=logp_version,
+            turn=self.turn,
         )
+
+
+def _turns_of_actions(segments: Sequence[tuple[int, Segment]]) -> list[int]:
+    return [
+        turn
+        for _, segment in segments
+        for turn, action in zip(segment.turn, segment.action, strict=True)
+        if action
+    ]
 
 
 def _per_token(values: Sequence[int], lengths: Tensor) -> Tensor:
