@@ -215,7 +215,7 @@ def test_the_written_configuration_is_complete() -> None:
     def leaves(tree: dict, prefix: str = "") -> set[str]:
         found = set()
         for key, value in tree.items():
-            nested = isinstance(value, dict) and key != "params"
+            nested = isinstance(value, dict) and key not in ("params", "filters")
             found |= leaves(value, f"{prefix}{key}.") if nested else {prefix + key}
         return found
 

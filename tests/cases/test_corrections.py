@@ -12,20 +12,22 @@ import pytest
 import torch
 
 from support.gaps import make_gap, ratio_gap
-from trueup.corrections.compose import apply, correct
-from trueup.corrections.levels import Level
-from trueup.corrections.masked import band_filter, inside
-from trueup.corrections.table import PRESETS
+from trueup import config
+from trueup.corrections.compose import correct
+from trueup.corrections.levels import GEOMETRIC
+from trueup.corrections.masked import inside
+from trueup.corrections.table import PRESETS, find
 from trueup.corrections.truncated import truncated
 from trueup.diagnostics.effective_size import effective_size, ess_ratio
 from trueup.diagnostics.health import health
 from trueup.diagnostics.metrics import Metric, metric_of
 from trueup.diagnostics.mismatch import mismatch
 from trueup.diagnostics.numerics import quantile
-from trueup.errors import DataError
+from trueup.errors import ConfigError, DataError
 from trueup.gap import PolicyGap
 from trueup.losses.policy import policy_loss
 from trueup.losses.reduce import token_sum
+from trueup.recipes import table
 
 NAN = math.nan
 
@@ -35,37 +37,16 @@ def failed(correction, **kwargs):
     return {v.name for v in verdicts if not v.ok}
 
 
-def episode_level(name, reduce):
-    def log_ratio(gap):
-        sums = torch.zeros(gap.num_episodes).index_add(0, gap.episode, gap.log_ratio)
-        return reduce(sums, torch.bincount(gap.episode, minlength=gap.num_episodes))[gap.episode]
-
-    return Level(name=name, whole_episode=True, log_ratio=log_ratio)
-
-
-GEOMETRIC = episode_level("geometric", lambda sums, n: sums / n)
-PRODUCT = episode_level("product", lambda sums, n: sums)
-
-
 @pytest.mark.parametrize(
-    ("level", "ratios", "kept"),
-    [(GEOMETRIC, (0.368, 1.649), (False, True)), (PRODUCT, (0.0498, 4.48), (False, False))],
+    ("preset", "ratios", "kept"),
+    [("geo", (0.368, 1.649), (False, True)), ("seq-mis", (0.0498, 4.48), (False, False))],
 )
-def test_c01_a_rejected_episode_leaves_the_baseline(level, ratios, kept):
+def test_c01_a_rejected_episode_leaves_the_baseline(preset, ratios, kept):
     gap = make_gap([[-2.0] * 3] * 2, [[-1.0] * 3, [-2.5] * 3], rewards=[100, 1])
-    preset = replace(PRESETS["mis"], level=level, ratio_filter=band_filter)
-    of_episode = level.log_ratio(gap).exp()[[0, 3]]
+    of_episode = PRESETS[preset].level.log_ratio(gap).exp()[[0, 3]]
     assert of_episode.tolist() == pytest.approx(ratios, rel=2e-3)
     assert inside(of_episode.log(), low=0.5, high=2.0).tolist() == list(kept)
-    made = apply(
-        gap,
-        preset,
-        params={"low": 0.5, "high": 2.0},
-        advantage="group",
-        zero_variance="drop",
-        denominator="all",
-        max_lag=None,
-    )
+    made = correct(gap, preset=preset, params={"low": 0.5, "high": 2.0}, advantage="group")
     # What is left is a group of one or none: no contrast, nothing to learn, never −49.5.
     assert made.advantages.tolist() == [0.0] * 6
     assert not made.keep.any()
@@ -249,6 +230,19 @@ def test_c22_bfloat16_log_probs_are_refused_and_float32_keeps_the_difference():
         replace(gap, logp_target=gap.logp_target.bfloat16())
 
 
+def test_c23_an_asynchronous_run_is_uncorrected_only_where_that_is_written_out():
+    # No default, recipe or omission ends there: `none` must be a word of the user's.
+    assert config.load("", ["schedule.staleness=4"]).correction.preset == "tis"
+    for name in table.names():
+        chosen = config.load(table.text(name))
+        if chosen.staleness_bound and chosen.correction.preset == "none":
+            assert 'preset = "none"' in table.text(name)
+    assert config.load("", ["correction.preset=none"]).correction.preset == "none"
+    for nothing in ("", "off", "null"):
+        with pytest.raises(ConfigError, match=r"correction\.preset must be one of none"):
+            find(nothing)
+
+
 def test_c24_a_correction_that_is_never_applied_fails_the_health_check():
     gap = make_gap([[-1.0, -2.0], [-1.5]], [[-1.1, -1.9], [-1.6]])
     idle, active = correct(gap, preset="none"), correct(gap, preset="tis")
@@ -274,6 +268,12 @@ def test_c25_later_iterations_move_r_and_never_w():
         expected = -weight * math.exp(shift) * torch.tensor([0.5, -0.5])
         torch.testing.assert_close(terms.per_token, expected)
     assert torch.equal(made.weight, weight)
+
+
+def test_c26_a_missing_token_is_left_out_of_the_geometric_mean():
+    # Nine tokens of .1 and one unknown: the mean is .1, neither .09 nor a floor's log / 10.
+    gap = ratio_gap([[0.1] * 9 + [NAN], [0.1]])
+    assert GEOMETRIC.log_ratio(gap).tolist() == pytest.approx([0.1] * 11)
 
 
 def test_c26_a_zeroed_token_is_left_out_of_a_product():

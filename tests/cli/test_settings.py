@@ -53,7 +53,24 @@ def test_a_preset_is_explained_by_formula_source_and_price(trueup):
 
 def test_constants_are_explained_for_the_presets_that_have_them(trueup):
     found = trueup("config", "explain", "correction.params.cap", "--json").json["explanation"]
-    assert [line.partition(":")[0] for line in found.splitlines()] == ["tis", "ais"]
+    named = [line.partition(":")[0] for line in found.splitlines()]
+    assert named == ["tis", "seq-tis", "turn-tis", "minpro", "ais", "ais-lag", "ais-episode"]
+
+
+def test_a_filter_is_explained_by_its_preset(trueup):
+    out = trueup("config", "explain", "correction.filters.geo.low").out
+    assert "correction.filters = {}" in out
+    assert "geo: w = 1 if low <= ρ_geo <= high" in out
+    every = trueup("config", "explain", "correction.filters").out
+    assert "geo: " in every
+    assert "tis: " not in every
+
+
+def test_a_preset_is_explained_under_the_names_it_has_elsewhere(trueup):
+    out = trueup("config", "explain", "correction.preset=icepop").out
+    assert "mis: w = ρ if low <= ρ <= high" in out
+    assert "high = 5: largest ratio kept, inclusive (>= 1)" in out
+    assert "also called icepop, token_mask" in out
 
 
 @pytest.mark.parametrize(

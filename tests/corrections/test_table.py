@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -8,15 +7,15 @@ import torch
 
 from support.gaps import ratio_gap
 from trueup.config import CorrectionConfig, TrainConfig
+from trueup.corrections.cause import Cause
 from trueup.corrections.compose import ZeroVarianceKind, apply, correct
-from trueup.corrections.table import PRESETS, explain
+from trueup.corrections.levels import TOKEN
+from trueup.corrections.method import scope
+from trueup.corrections.preset import Filter
+from trueup.corrections.table import ALIASES, FILTERS, PRESETS, explain, find
 from trueup.errors import ConfigError
 from trueup.losses.advantages import AdvantageKind
 from trueup.losses.reduce import DenominatorKind
-
-
-def test_the_configuration_offers_exactly_the_presets_of_the_table():
-    assert get_args(CorrectionConfig.model_fields["preset"].annotation) == tuple(PRESETS)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +24,7 @@ def test_the_configuration_offers_exactly_the_presets_of_the_table():
         (TrainConfig, "advantage", AdvantageKind),
         (TrainConfig, "zero_variance", ZeroVarianceKind),
         (CorrectionConfig, "denominator", DenominatorKind),
+        (CorrectionConfig, "on", Cause),
     ],
 )
 def test_the_configuration_offers_exactly_the_choices_of_the_code(section, field, kind):
@@ -47,7 +47,9 @@ def test_an_unknown_preset_names_the_nearest():
         ("none", {"cap": 2.0}, "absent: there are no constants"),
         ("tis", {"cap": 0.0}, r"params\.cap must be > 0, got 0\.0"),
         ("tis", {"cap": math.nan}, r"params\.cap must be > 0, got nan"),
-        ("mis", {"low": 6.0}, r"params\.low must be <= high \(5\), got 6\.0"),
+        ("mis", {"low": 6.0}, r"params\.low must be <= 1, got 6\.0"),
+        ("mis", {"low": 0.2, "high": 0.1}, r"params\.high must be >= 1, got 0\.1"),
+        ("mis", {"low": math.nan}, r"params\.low must be >= 0, got nan"),
         ("ais", {"cap": 0.5}, r"params\.cap must be >= 1, got 0\.5"),
     ],
 )
@@ -106,7 +108,11 @@ def test_a_signed_filter_sees_the_advantages():
     """How a method that reads the sign is added: a filter and a preset."""
     signed = replace(
         PRESETS["tis"],
-        signed_filter=lambda ratios, constants: (ratios.advantage > 0) | (ratios.log_ratio > -1),
+        filter=Filter(
+            level=TOKEN,
+            signed=True,
+            keep=lambda ratios, constants: (ratios.advantage > 0) | (ratios.log_ratio > -1),
+        ),
     )
     made = apply(
         ratio_gap([[-2.0], [-2.0]], rewards=[1, 0]),
@@ -121,8 +127,76 @@ def test_a_signed_filter_sees_the_advantages():
     assert torch.equal(made.advantages, torch.tensor([0.5, -0.5]))
 
 
-def test_the_concept_page_states_every_preset_and_formula():
-    page = (Path(__file__).parents[2] / "docs" / "concepts" / "corrections.md").read_text()
-    for name, preset in PRESETS.items():
-        assert f"| `{name}` | {preset.formula} |" in page
-        assert f"| {preset.scope} | {preset.source} |" in page
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_is_another_name_and_hides_none(name):
+    assert find(name) is PRESETS[ALIASES[name]]
+    assert name not in PRESETS
+    assert f"also called {name}" in explain(name) or f", {name}" in explain(name)
+
+
+def test_every_constant_at_its_limits_leaves_equal_policies_uncorrected():
+    gap = ratio_gap([[0.0], [0.0, 0.0]])
+    for preset in PRESETS.values():
+        if "cap" in preset.constants:
+            continue  # below 1 it scales every weight
+        limits = [
+            {key: value}
+            for key, item in preset.constants.items()
+            for value in (item.low + 1e-9 * item.open_low, min(item.high, 1e3))
+            if not (key.startswith(("k_", "lambda_")))  # 1 at W = 1 for any, but for rounding
+        ]
+        for params in limits:
+            made = correct(gap, preset=preset.name, params=params)
+            assert made.weight.tolist() == [1, 1, 1], (preset.name, params)
+
+
+def test_filters_reject_in_order_before_the_weights():
+    # Episode means .5, 0: the geometric filter takes the first; m2po then finds the rest small.
+    gap = ratio_gap([[0.5, 0.5], [0.1, -0.1], [0.0]], rewards=[0, 1, 2])
+    made = correct(gap, preset="tis", filters={"geo": {"high": 1.2}, "m2po": {"tau": 0.01}})
+    assert made.keep.tolist() == [False, False, True, True, True]
+    assert made.weight.tolist() == pytest.approx([0, 0, math.exp(0.1), math.exp(-0.1), 1])
+    # The other way round the second moment takes the same tokens, and the episode is rejected.
+    assert made.metrics["excluded/filtered_episodes"].sum == 1
+    only = correct(gap, preset="tis", filters={"m2po": {"tau": 0.01}})
+    assert only.keep.tolist() == made.keep.tolist()
+    assert only.metrics["excluded/filtered_episodes"].sum == 0
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"tis": {}}, r"correction\.filters must be one of mis, .*got 'tis'"),
+        ({"gio": {}}, r"got 'gio'; did you mean 'geo'"),
+        ({"geo": {"lo": 1.0}}, r"correction\.filters\.geo\.lo must be one of low, high"),
+        ({"geo": {"low": 2.0}}, r"correction\.filters\.geo\.low must be <= 1, got 2\.0"),
+    ],
+)
+def test_a_wrong_filter_is_refused_with_its_place(filters, message):
+    with pytest.raises(ConfigError, match=message):
+        correct(ratio_gap([[0.0]]), preset="tis", filters=filters)
+
+
+def test_normalised_weights_have_mean_one_over_what_is_kept():
+    d = [[math.log(x) for x in (0.5, 1.0, 4.0)], [math.log(8.0), 0.0]]
+    made = correct(ratio_gap(d, rewards=[1, 0]), preset="mis", normalize=True)
+    # Kept and capped: .5, 1, 4, 1, mean 1.625.
+    assert made.weight.tolist() == pytest.approx([0.5 / 1.625, 1 / 1.625, 4 / 1.625, 0, 1 / 1.625])
+    assert made.metrics["weight/raw"].max == pytest.approx(8)
+    nothing = correct(ratio_gap([[9.0], [9.0]]), preset="mis", normalize=True)
+    assert nothing.weight.tolist() == [0, 0]
+
+
+def test_the_scope_of_a_choice_is_that_of_its_widest_part():
+    assert scope(PRESETS["tis"]) == "token"
+    assert scope(PRESETS["tis"], ["opsm"]) == "sequence"
+    assert scope(PRESETS["tis"], ["opsm", "k1-mean"]) == "group"
+    assert scope(PRESETS["seq-tis"], ["k1-token"]) == "sequence"
+    assert scope(PRESETS["tis"], normalize=True) == "batch"
+
+
+def test_a_filter_of_whole_episodes_has_the_scope_of_its_group():
+    for preset in FILTERS.values():
+        test = preset.filter
+        if test.level.whole_episode and not test.signed:
+            assert preset.scope == "group", preset.name

@@ -34,6 +34,7 @@ ConfigFile = Annotated[
 
 _PRESET = "correction.preset"
 _PARAMS = "correction.params"
+_FILTERS = "correction.filters"
 
 
 def recipes(as_json: AsJson = False) -> None:
@@ -126,7 +127,8 @@ def _keys(name: str) -> dict[str, tuple[str, str, Any]]:
     every = configuration.fields()
     if not name:
         return every
-    key = _PARAMS if name.startswith(f"{_PARAMS}.") else name
+    parents = (table for table in (_PARAMS, _FILTERS) if name.startswith(f"{table}."))
+    key = next(parents, name)
     found = {full: entry for full, entry in every.items() if f"{full}.".startswith(f"{key}.")}
     if not found:
         configuration.load("", [f"{name}=0"])
@@ -137,13 +139,17 @@ def _method(name: str, value: str) -> str:
     """What the correction's own table says about a preset or its constants."""
     if not name.startswith("correction."):
         return ""
-    from trueup.corrections.table import PRESETS
+    from trueup.corrections.table import FILTERS, PRESETS
     from trueup.corrections.table import explain as explain_preset
 
     if name == _PRESET and value:
         return explain_preset(value.strip("\"' "))
     if name == _PRESET:
         return "\n".join(f"{p.name}: {p.formula}. {p.meaning}" for p in PRESETS.values())
+    if name.startswith(f"{_FILTERS}."):
+        return explain_preset(name.removeprefix(f"{_FILTERS}.").partition(".")[0])
+    if name == _FILTERS:
+        return "\n".join(f"{p.name}: {p.formula}" for p in FILTERS.values())
     if name.startswith(_PARAMS):
         return "\n".join(
             f"{p.name}: {key} = {constant.default:g} ({constant.meaning})"

@@ -3,6 +3,8 @@
     ratio-only filters → group baselines without the rejected → advantages
         → signed filters and adaptive mixing → weights → denominator
 
+Added filters come before the preset's own, in the order in which they are given.
+
 An episode leaves its group's baseline when it has no action token, when all its behaviour log-probs
 are missing (the engine produced garbage), or when a filter at a level of whole episodes rejects it.
 A token-level filter takes no reward with it: the advantage of the token's episode is unchanged,
@@ -13,14 +15,18 @@ Shapes: N action tokens, E episodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trueup.corrections.base import Correction
+from trueup.corrections.cause import Cause, part_of
+from trueup.corrections.levels import Level
+from trueup.corrections.method import Filters, Part, parts
 from trueup.corrections.preset import Preset, Ratios
 from trueup.corrections.statistics import Outcome, correction_metrics
 from trueup.corrections.table import find
@@ -43,21 +49,28 @@ def correct(
     zero_variance: ZeroVarianceKind = "drop",
     denominator: DenominatorKind = "all",
     max_lag: int | None = None,
+    filters: Filters | None = None,
+    on: Cause = "total",
+    normalize: bool = False,
 ) -> Correction:
     """Decide advantages, weights, keep flags and Z of a step batch.
 
     Args:
         gap: The step batch.
-        preset: Name in `table.PRESETS`.
+        preset: Name in `table.PRESETS`, or an alias.
         params: Overrides of the preset's constants.
         advantage: Baseline and scale of the group-relative advantage.
         zero_variance: What happens to groups without contrast.
         denominator: Z counts all action tokens of the step batch, whatever was rejected, or only
             those in the loss.
         max_lag: Tokens with a larger lag leave the loss; their episodes stay in the baseline.
+        filters: Presets whose filters come first, in order, with overrides of their constants.
+        on: The part of the gap that is corrected.
+        normalize: Divide the weights by their mean over the kept tokens.
 
     Raises:
-        ConfigError: The preset or a constant is unknown, or a constant is out of range.
+        ConfigError: A preset or a constant is unknown, or a constant is out of range.
+        DataError: The gap lacks what the method reads: turns, or log π_v of every token.
     """
     return apply(
         gap,
@@ -67,6 +80,9 @@ def correct(
         zero_variance=zero_variance,
         denominator=denominator,
         max_lag=max_lag,
+        filters=filters,
+        on=on,
+        normalize=normalize,
     )
 
 
@@ -80,33 +96,40 @@ def apply(
     zero_variance: ZeroVarianceKind,
     denominator: DenominatorKind,
     max_lag: int | None,
+    filters: Filters | None = None,
+    on: Cause = "total",
+    normalize: bool = False,
 ) -> Correction:
     """`correct` with a preset that need not be in the table."""
-    constants = preset.resolve(params)
-    valid, log_ratio = gap.valid, preset.level.log_ratio(gap)
-    ratios = Ratios(gap=gap, log_ratio=log_ratio, keep=valid, advantage=torch.zeros_like(log_ratio))
-    if preset.ratio_filter is not None:
-        ratios = replace(ratios, keep=valid & preset.ratio_filter(ratios, constants))
-
-    counted = _any_token(gap, ratios.keep if preset.level.whole_episode else valid)
+    chosen = parts(preset, params, filters or {})
+    pair = part_of(gap, on)
+    valid, nothing = pair.valid, torch.zeros_like(pair.logp_target)
+    at = cache(lambda level: level.log_ratio(pair))
+    ratios = Ratios(gap=pair, log_ratio=at(preset.level), keep=valid, advantage=nothing)
+    screened = _screen(ratios, chosen, at)
+    counted = _any_token(gap, screened.whole)
     grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
     stays = grouped.contrast if zero_variance != "keep" else torch.ones_like(grouped.contrast)
     over_bound = torch.zeros_like(valid) if max_lag is None else gap.lag > max_lag
-    keep = ratios.keep & stays[gap.episode] & ~over_bound
-
-    ratios = replace(ratios, keep=keep, advantage=grouped.value[gap.episode])
-    if preset.signed_filter is not None:
-        ratios = replace(ratios, keep=keep & preset.signed_filter(ratios, constants))
-    weights = preset.weight(ratios, constants)
+    ratios = replace(
+        ratios,
+        keep=screened.keep & stays[gap.episode] & ~over_bound,
+        advantage=grouped.value[gap.episode],
+    )
+    ratios = replace(ratios, keep=_screen(ratios, chosen, at, signed=True).keep)
+    weights = preset.weight(ratios, chosen[-1].constants)
+    weight = torch.where(ratios.keep, weights.weight.float(), 0.0)
+    if normalize:
+        weight = _normalised(weight, ratios.keep)
     outcome = Outcome(
-        log_ratio=log_ratio,
-        weight=torch.where(ratios.keep, weights.weight, 0.0),
+        log_ratio=ratios.log_ratio,
+        weight=weight,
         keep=ratios.keep,
         present=stays[gap.episode],
         counted=counted,
         grouped=grouped,
         over_bound=over_bound,
-        cap=constants.get(preset.upper),
+        cap=chosen[-1].constants.get(preset.upper),
         factors=weights.factors,
     )
     metrics = correction_metrics(gap, outcome)
@@ -122,6 +145,37 @@ def apply(
         ),
         metrics=metrics,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Screened:
+    keep: Tensor
+    """[N] bool: no filter rejected the token."""
+    whole: Tensor
+    """[N] bool: no filter rejected its episode."""
+
+
+def _screen(
+    ratios: Ratios, chosen: Sequence[Part], at: Callable[[Level], Tensor], *, signed: bool = False
+) -> _Screened:
+    """Run the filters, the signed ones or the others, on what is kept so far."""
+    keep = whole = ratios.keep
+    for part in chosen:
+        test = part.preset.filter
+        if test is None or test.signed != signed:
+            continue
+        seen = replace(ratios, log_ratio=at(test.level), keep=keep)
+        passed = test.keep(seen, part.constants)
+        keep = keep & passed
+        if test.level.whole_episode:
+            whole = whole & passed
+    return _Screened(keep=keep, whole=whole)
+
+
+def _normalised(weight: Tensor, keep: Tensor) -> Tensor:
+    """Weights with mean 1 over the kept tokens; as they are if all of them are 0."""
+    mean = weight.double().sum() / keep.sum().clamp(min=1)
+    return torch.where(mean > 0, weight / torch.where(mean > 0, mean, 1.0), weight).float()
 
 
 def _any_token(gap: PolicyGap, flags: Tensor) -> Tensor:

@@ -9,18 +9,22 @@ Shapes: N action tokens, E episodes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from trueup.corrections.levels import Level
 from trueup.errors import ConfigError
 from trueup.gap import PolicyGap
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Scope = Literal["token", "sequence", "group", "batch"]
-"""What must be known before a weight is: its token, its episode, its group, or the step batch."""
+"""Whose log-probs must be known before a token's term of the loss is: its own, its episode's, its
+group's, or the step batch's. A filter that rejects whole episodes has scope `group`, because the
+rejected leave the baseline of the others."""
 
 Constants = Mapping[str, float]
 """Resolved constants of a preset by name."""
@@ -31,13 +35,16 @@ class Ratios:
     """What filters and weights see, all detached."""
 
     gap: PolicyGap
+    """The two policies that are compared."""
     log_ratio: Tensor
-    """[N] float32 log-ratio at the preset's level, the same for all tokens that share it; 0 where
-    the behaviour log-prob is missing."""
+    """[N] log-ratio at the level of the part that reads it, the same for all tokens that share it;
+    0 where the behaviour log-prob is missing."""
     keep: Tensor
     """[N] bool: not excluded or rejected so far. Nothing else may enter a statistic."""
     advantage: Tensor
     """[N] float32 advantage of the token's episode; 0 for ratio-only filters, which come before."""
+    gate: Tensor | None = None
+    """[] float64: the number that a `gated` method decides, where it is decided already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +52,28 @@ class Weights:
     """Outcome of a weight function."""
 
     weight: Tensor
-    """[N] float32 ≥ 0, finite everywhere; what is not kept is zeroed later."""
+    """[N] ≥ 0, finite everywhere; what is not kept is zeroed later."""
     factors: Mapping[str, Tensor] = field(default_factory=dict)
     """Scalars worth recording, by metric name."""
+    gate: Tensor | None = None
+    """[] float64: the number that these tokens decide, for a method that is `gated` by one."""
 
 
-Filter = Callable[[Ratios, Constants], Tensor]
-"""[N] bool: keep."""
 WeightFunction = Callable[[Ratios, Constants], Weights]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Rejects tokens, or whole episodes where its level is one of whole episodes."""
+
+    level: Level
+    keep: Callable[[Ratios, Constants], Tensor]
+    """[N] bool."""
+    gate: Callable[[Ratios, Constants], Tensor] | None = None
+    """The number that the step batch decides, which `keep` then finds in its ratios."""
+    signed: bool = False
+    """Reads the sign of the advantage, and therefore comes after the baselines. An unsigned filter
+    of whole episodes takes what it rejects out of its group's baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +86,16 @@ class Constant:
     """Least allowed value."""
     open_low: bool = False
     """The least value itself is not allowed."""
+    high: float = math.inf
+    """Largest allowed value."""
+    usual: str = ""
+    """Values in use elsewhere."""
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        rule = f"{'>' if self.open_low else '>='} {self.low:g}"
+        return rule if math.isinf(self.high) else f"{rule}, <= {self.high:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,48 +104,49 @@ class Preset:
 
     name: str
     level: Level
+    """Of the ratio that the weight is made from."""
     scope: Scope
     weight: WeightFunction
+    bounds: Callable[[Constants], tuple[float, float]]
+    """Least and largest weight of a kept token."""
     constants: Mapping[str, Constant] = field(default_factory=dict)
-    ascending: tuple[str, ...] = ()
-    """Constants that must not decrease in this order."""
     upper: str = ""
     """Constant above which a raw ratio counts as over the cap; empty: no cap."""
-    ratio_filter: Filter | None = None
-    """Rejects by ratio alone, before the baselines. What it rejects at a level of whole episodes
-    leaves its group's baseline; a rejected token never does."""
-    signed_filter: Filter | None = None
-    """Rejects by ratio and sign of the advantage, after the baselines."""
+    filter: Filter | None = None
+    gated: bool = False
+    """Of scope `batch`, but for one number: given that, it has scope `token`."""
+    moving: bool = False
+    """Its source takes the ratio of the moving π_θ; as a correction it is taken once, at π_old."""
     formula: str
     meaning: str
+    use: str
+    """When to choose it."""
     source: str
 
-    def resolve(self, params: Mapping[str, float]) -> dict[str, float]:
+    def resolve(self, params: Mapping[str, float], *, key: str = "correction.params") -> Constants:
         """Constants with overrides.
 
+        Args:
+            params: Overrides by name.
+            key: Where in the configuration they are.
+
         Raises:
-            ConfigError: A constant is unknown, out of range or out of order.
+            ConfigError: A constant is unknown or out of range.
         """
         for name in params:
             if name not in self.constants:
-                raise unknown(f"correction.params.{name}", name, list(self.constants))
+                raise unknown(f"{key}.{name}", name, list(self.constants))
         resolved = {name: item.default for name, item in self.constants.items()} | dict(params)
         for name, item in self.constants.items():
             value = resolved[name]
-            if not (value > item.low if item.open_low else value >= item.low):
-                rule = f"{'>' if item.open_low else '>='} {item.low:g}"
-                raise ConfigError(field=f"correction.params.{name}", rule=rule, value=value)
-        for low, high in zip(self.ascending, self.ascending[1:], strict=False):
-            if resolved[low] > resolved[high]:
-                raise ConfigError(
-                    field=f"correction.params.{low}",
-                    rule=f"<= {high} ({resolved[high]:g})",
-                    value=resolved[low],
-                )
+            above = value > item.low if item.open_low else value >= item.low
+            if not above or not value <= item.high:
+                rule = f"<= {item.high:g}" if above else item.allowed.partition(",")[0]
+                raise ConfigError(field=f"{key}.{name}", rule=rule, value=value)
         return resolved
 
 
-def unknown(field: str, name: str, known: list[str]) -> ConfigError:
+def unknown(field: str, name: str, known: Sequence[str]) -> ConfigError:
     """The error for a name that is not in a table, with the nearest one that is."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -1,107 +1,94 @@
 """The table of correction presets.
 
-To add one: the functions of a new filter or weight in a file of their own, and an entry here. It is
-then accepted by `correct`, explained by `explain`, and run by the contract suite.
+To add one: an entry in `PRESETS` of a file of its own kind (or of a new file, and its line here).
+It is then accepted by `correct`, explained by `explain`, has a page in docs/corrections, and is run
+by the contract suite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trueup.corrections.adaptive import adaptive_weights
-from trueup.corrections.levels import TOKEN
-from trueup.corrections.masked import band_filter
-from trueup.corrections.preset import Constant, Preset, Scope, unknown
-from trueup.corrections.truncated import (
-    importance_weights,
-    truncated_weights,
-    uncorrected_weights,
-)
+from trueup.corrections import adaptive, divergence, masked, moment, signed, truncated
+from trueup.corrections.preset import Preset, Scope, unknown
 
-_PRESETS = (
-    Preset(
-        name="none",
-        level=TOKEN,
-        scope="token",
-        weight=uncorrected_weights,
-        formula="w = 1",
-        meaning="No correction: the gap stays in the gradient as bias.",
-        source="baseline",
-    ),
-    Preset(
-        name="tis",
-        level=TOKEN,
-        scope="token",
-        weight=truncated_weights,
-        constants={"cap": Constant(default=2.0, open_low=True, meaning="C, largest weight")},
-        upper="cap",
-        formula="w = min(ρ, cap)",
-        meaning="Truncated importance sampling: bounded variance, biased where ρ > cap.",
-        source="Yao et al. 2025",
-    ),
-    Preset(
-        name="mis",
-        level=TOKEN,
-        scope="token",
-        weight=importance_weights,
-        constants={
-            "low": Constant(default=0.5, meaning="least ratio kept, inclusive"),
-            "high": Constant(default=5.0, open_low=True, meaning="largest ratio kept, inclusive"),
-        },
-        ascending=("low", "high"),
-        upper="high",
-        ratio_filter=band_filter,
-        formula="w = ρ if low <= ρ <= high, else the token is rejected",
-        meaning="Masked importance sampling (IcePop): what disagrees too much is noise.",
-        source="Ring-1T report 2025",
-    ),
-    Preset(
-        name="ais",
-        level=TOKEN,
-        scope="batch",
-        weight=adaptive_weights,
-        constants={
-            "cap": Constant(default=5.0, low=1.0, meaning="C, largest ratio"),
-            "delta": Constant(
-                default=0.02, open_low=True, meaning="δ, mean |d| in nats that needs all of it"
-            ),
-            "gamma": Constant(
-                default=1.2, open_low=True, meaning="γ, tolerated growth of std(A·w)"
-            ),
-            "beta": Constant(default=1.0, meaning="β, sensitivity to growth beyond γ"),
-        },
-        upper="cap",
-        formula="w = 1 + α(min(ρ, cap) − 1), α = clip(α_ess − beta·α_var, 0, 1)·α_mis",
-        meaning="Adaptive importance sampling: as much correction as the step batch supports.",
-        source="AIS for quantised rollouts, Eq. 10-18",
-    ),
-)
+_FILES = (truncated, masked, divergence, signed, moment, adaptive)
 
-PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
+PRESETS: Mapping[str, Preset] = {preset.name: preset for file in _FILES for preset in file.PRESETS}
 """Every preset by name."""
+
+FILTERS: Mapping[str, Preset] = {
+    name: preset for name, preset in PRESETS.items() if preset.filter is not None
+}
+"""The presets that reject, and whose filter can be put before the weights of another."""
+
+ALIASES: Mapping[str, str] = {
+    "icepop": "mis",
+    "k1-mean": "geo",
+    # verl: rollout_is and rollout_rs
+    "token": "tis",
+    "sequence": "seq-tis",
+    "token_k1": "k1-token",
+    "token_k2": "k2-token",
+    "token_k3": "k3-token",
+    "seq_sum_k1": "k1-sum",
+    "seq_sum_k2": "k2-sum",
+    "seq_sum_k3": "k3-sum",
+    "seq_mean_k1": "geo",
+    "seq_mean_k2": "k2-mean",
+    "seq_mean_k3": "k3-mean",
+    "seq_max_k2": "k2-max",
+    "seq_max_k3": "k3-max",
+    "binary_kl": "kpop",
+    # TRL: vllm_importance_sampling_mode
+    "token_truncate": "tis",
+    "token_mask": "mis",
+    "sequence_truncate": "seq-tis",
+    "sequence_mask": "seq-mis",
+}
+"""Names that others give to the same method. The constants are those of our table."""
 
 _FUSED = (
     "1 forward per token for log π_old; it may be the update's own with one optimiser step per "
     "step batch and denominator 'all'"
 )
 _SCORED_FIRST = "1 forward per token for log π_old of the whole step batch, before the update's own"
-_PRICE: Mapping[Scope, str] = {
+PRICE: Mapping[Scope, str] = {
     "token": _FUSED,
     "sequence": _FUSED,
     "group": _SCORED_FIRST,
     "batch": _SCORED_FIRST,
 }
+"""What a preset costs, by scope."""
 
 
 def find(name: str) -> Preset:
-    """The preset of that name.
+    """The preset of that name, or of that name elsewhere.
 
     Raises:
         ConfigError: There is none; names the nearest.
     """
+    name = ALIASES.get(name, name)
     if name not in PRESETS:
-        raise unknown("correction.preset", name, list(PRESETS))
+        raise unknown("correction.preset", name, [*PRESETS, *ALIASES])
     return PRESETS[name]
+
+
+def find_filter(name: str) -> Preset:
+    """The preset of that name, whose filter is wanted.
+
+    Raises:
+        ConfigError: There is none, or it rejects nothing; names the nearest.
+    """
+    name = ALIASES.get(name, name)
+    if name not in FILTERS:
+        raise unknown("correction.filters", name, list(FILTERS))
+    return FILTERS[name]
+
+
+def aliases_of(name: str) -> list[str]:
+    """Other names of a preset."""
+    return [alias for alias, meant in ALIASES.items() if meant == name]
 
 
 def explain(name: str) -> str:
@@ -114,8 +101,21 @@ def explain(name: str) -> str:
     lines = [
         f"{preset.name}: {preset.formula}",
         preset.meaning,
+        preset.use,
         f"level {preset.level.name}, scope {preset.scope}; source: {preset.source}",
     ]
-    lines += [f"{key} = {c.default:g}: {c.meaning}" for key, c in preset.constants.items()]
-    lines.append(f"price: {_PRICE[preset.scope]}")
+    for key, item in preset.constants.items():
+        usual = f"; in use: {item.usual}" if item.usual else ""
+        lines.append(f"{key} = {item.default:g}: {item.meaning} ({item.allowed}{usual})")
+    if others := aliases_of(preset.name):
+        lines.append(f"also called {', '.join(others)}")
+    if preset.moving:
+        lines.append(MOVING)
+    lines.append(f"price: {PRICE[preset.scope]}")
     return "\n".join(lines)
+
+
+MOVING = (
+    "the source takes the ratio of the moving π_θ; here it is taken once per step batch, at π_old"
+)
+"""Said of a preset whose source differs in that."""

@@ -191,6 +191,9 @@ class Learner:
             zero_variance=config.train.zero_variance,
             denominator=config.correction.denominator,
             max_lag=config.staleness_bound if masks else None,
+            filters=config.correction.filters,
+            on=config.correction.on,
+            normalize=config.correction.normalize,
         )
 
     def _discarded(self, discarded: Sequence[Discarded]) -> list[EpisodeRow]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trueup.config import TINY_AGENT, Config
+from trueup.config import TINY_AGENT, Config, CorrectionConfig
 from trueup.environments.sandbox.table import resolve
 from trueup.environments.table import build
 from trueup.errors import RunDirectoryError
@@ -29,14 +29,11 @@ def check(config: Config) -> World:
     """Refuse a configuration that cannot run here.
 
     Raises:
-        UsageError: No sandbox works, a constant of the correction is unknown or out of range, or
-            the model directory is missing, damaged, or has a tokenizer that does not fit.
+        UsageError: No sandbox works, the correction or one of its constants is unknown or out of
+            range, or the model directory is missing, damaged, or has a tokenizer that does not fit.
     """
     world = _world(config)
-    if config.correction.params:
-        from trueup.corrections.table import find
-
-        find(config.correction.preset).resolve(config.correction.params)
+    _check_correction(config.correction)
     if config.model.path != TINY_AGENT:
         check_model(Path(config.model.path), world)
     return world
@@ -69,6 +66,13 @@ def check_resume(run: RunDirectory, config: Config) -> tuple[World, resume.Found
         )
     check_model(found.model, world)
     return world, found
+
+
+def _check_correction(chosen: CorrectionConfig) -> None:
+    from trueup.corrections.method import parts
+    from trueup.corrections.table import find
+
+    parts(find(chosen.preset), chosen.params, chosen.filters)
 
 
 def _world(config: Config) -> World:
