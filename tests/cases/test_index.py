@@ -62,6 +62,10 @@ CASES = {
         "contracts/test_transport.py",
         "test_a_mixture_of_two_versions_is_refused",
     ),
+    "V8": (
+        "training/test_learner.py",
+        "test_v08_a_mismatch_that_grows_at_learning_rate_0_is_a_stale_cache",
+    ),
     "V9": (
         "contracts/test_transport.py",
         "test_updating_the_live_tensors_does_not_change_what_was_published",
