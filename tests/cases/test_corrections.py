@@ -23,6 +23,8 @@ from trueup.diagnostics.health import health
 from trueup.diagnostics.metrics import Metric, metric_of
 from trueup.diagnostics.mismatch import mismatch
 from trueup.diagnostics.numerics import quantile
+from trueup.diagnostics.retention import retention
+from trueup.diagnostics.sketch import RELATIVE_ERROR, QuantileSketch
 from trueup.errors import ConfigError, DataError
 from trueup.gap import PolicyGap
 from trueup.losses.policy import policy_loss
@@ -196,6 +198,38 @@ def test_c15_equal_policies_give_statistics_without_spread():
     assert made.metrics["ess/raw_tokens"].mean == made.metrics["ess/applied_episodes"].mean == 1
 
 
+def test_c18_a_product_filter_rejects_by_length_and_health_says_so():
+    """60 episodes per length: each share within 4 standard errors (.26) of the true one."""
+    gen = torch.Generator().manual_seed(0)
+    lengths = [100, 1000, 5000, 20000]
+    rows = [0.05 * torch.randn(n, generator=gen) for n in lengths for _ in range(60)]
+    counts = torch.tensor([len(row) for row in rows])
+    n, e = int(counts.sum()), len(rows)
+    zeros = torch.zeros(n, dtype=torch.int64)
+    gap = PolicyGap(
+        logp_target=torch.full((n,), -1.0),
+        logp_behaviour=-1.0 - torch.cat(rows),
+        segment_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
+        segment_episode=torch.arange(e),
+        group=torch.arange(e) % 4,
+        reward=torch.arange(e, dtype=torch.float32) // 4 % 2,
+        version=zeros,
+        lag=zeros,
+        engine=zeros,
+    )
+    bounds = {"low": 0.0, "high": 3.0}
+    product = correct(gap, preset="seq-mis", params=bounds)
+    shares = [g.kept_episodes for g in retention(gap, keep=product.keep).by_length]
+    assert shares == pytest.approx([0.986, 0.756, 0.622, 0.562], abs=0.26)
+    verdicts = {v.name: v for v in health(product.metrics, corrects=True)}
+    assert not verdicts["length_bias"].ok
+    assert verdicts["length_bias"].value == pytest.approx(0.562 / 0.986, abs=0.26)
+    assert "geometric mean or token level" in verdicts["length_bias"].message
+    geometric = correct(gap, preset="geo", params=bounds)
+    assert bool(geometric.keep.all())
+    assert "length_bias" not in failed(geometric)
+
+
 def test_c19_small_weights_are_not_raised():
     d = torch.tensor([0.05, 0.2, 0.9, 1, 3, 8]).log()
     assert truncated(d, cap=5.0).tolist() == pytest.approx([0.05, 0.2, 0.9, 1, 3, 5])
@@ -291,6 +325,13 @@ def test_c27_quantiles_exist_above_2_to_the_24_elements():
     assert [int(quantile(ordered, q)) for q in (0.5, 1.0)] == [2**23, 2**24]
 
 
+def test_c27_the_sketch_exists_above_2_to_the_24_elements():
+    n = 2**24 + 1
+    found = QuantileSketch.of(torch.arange(n, dtype=torch.float32))
+    assert (found.count, found.quantile(1.0)) == (n, 2**24)
+    assert found.quantile(0.5) == pytest.approx(2**23, rel=RELATIVE_ERROR)
+
+
 @pytest.mark.slow  # 2 GB
 def test_c27_mismatch_exists_above_2_to_the_24_tokens():
     n = 2**24 + 1
@@ -309,6 +350,6 @@ def test_c27_mismatch_exists_above_2_to_the_24_tokens():
             engine=zeros,
         )
     )
-    assert found.abs_median == pytest.approx(0.5, abs=1e-6)
-    assert found.abs_p99 == pytest.approx(0.99, abs=1e-6)
+    assert found.abs_median == pytest.approx(0.5, rel=RELATIVE_ERROR)
+    assert found.abs_p99 == pytest.approx(0.99, rel=RELATIVE_ERROR)
     assert found.abs_max == 1.0

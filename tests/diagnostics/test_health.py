@@ -1,10 +1,13 @@
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
 from support.gaps import make_gap, ratio_gap
 from trueup.corrections.compose import correct
-from trueup.diagnostics.health import health
+from trueup.diagnostics.health import FLOORS, Limits, health, stationary
+from trueup.diagnostics.metrics import METRICS, Metric
 
 NAN = math.nan
 
@@ -52,3 +55,132 @@ def test_weights_of_which_only_the_largest_is_one_are_active():
 def test_a_batch_of_groups_without_contrast_rejects_nothing():
     gap = ratio_gap([[0.1], [0.2]], rewards=[1, 1])
     assert failed(gap) == set()
+
+
+HEALTHY = correct(
+    make_gap([[-1.0, -2.0], [-1.5, -0.5]], [[-1.02, -1.97], [-1.49, -0.51]]), preset="tis"
+).metrics
+
+
+def verdicts(more=(), **kwargs):
+    return {v.name: v for v in health({**HEALTHY, **dict(more)}, corrects=True, **kwargs)}
+
+
+def of(mean, count=1.0):
+    return Metric(sum=mean * count, count=count, min=0, max=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "kwargs", "name", "value", "rule"),
+    [
+        ({"gap/abs_engine": of(0.2)}, {"precision": "bfloat16"}, "floor", 0.2, "0.1 nats"),
+        ({"weight/over_cap": of(0.06)}, {}, "over_cap", 0.06, "0.05"),
+        ({"excluded/missing_version": of(0.001)}, {}, "missing_version", 0.001, "0 of"),
+        ({"label/slope": of(1.0), "label/se": of(0.08)}, {}, "labels", 1.0, "of 0.08"),
+        (
+            {"kept/shortest_quarter": of(0.9, 100), "kept/longest_quarter": of(0.5, 100)},
+            {},
+            "length_bias",
+            0.5 / 0.9,
+            "0.8",
+        ),
+    ],
+)
+def test_each_further_verdict_gives_number_rule_and_reason(more, kwargs, name, value, rule):
+    found = verdicts(more, **kwargs)[name]
+    assert not found.ok
+    assert found.value == pytest.approx(value)
+    assert rule in found.rule
+    assert found.message
+
+
+@pytest.mark.parametrize(
+    ("more", "kwargs", "name"),
+    [
+        ({"gap/abs_engine": of(0.03)}, {"precision": "bfloat16"}, "floor"),
+        ({"weight/over_cap": of(0.05)}, {}, "over_cap"),
+        ({"label/slope": of(0.3), "label/se": of(0.08)}, {}, "labels"),
+        ({"label/slope": of(1.0), "label/se": of(0.3)}, {}, "labels"),  # undecided
+        ({"label/slope": of(0.19), "label/se": of(0.001)}, {}, "labels"),  # within tolerance
+        # .9 and .5 of four episodes each say nothing.
+        (
+            {"kept/shortest_quarter": of(0.9, 4), "kept/longest_quarter": of(0.5, 4)},
+            {},
+            "length_bias",
+        ),
+        (
+            {"kept/shortest_quarter": of(1.0, 10), "kept/longest_quarter": of(1.0, 10)},
+            {},
+            "length_bias",
+        ),
+    ],
+)
+def test_what_is_within_its_limits_passes(more, kwargs, name):
+    assert verdicts(more, **kwargs)[name].ok
+
+
+def test_what_was_not_recorded_is_not_judged():
+    assert not {"floor", "labels", "update_visible"} & set(verdicts())
+    assert "floor" not in verdicts({"gap/abs_engine": of(9.0)})
+    assert health({}, corrects=True) == ()
+
+
+def test_limits_can_be_moved():
+    assert not verdicts(limits=Limits(ess=1.0))["effective_size"].ok
+
+
+def test_floors_ascend_with_the_coarseness_of_the_precision():
+    assert FLOORS["float32"] < FLOORS["bfloat16"] < FLOORS["fp8"]
+
+
+def series(*means):
+    return [of(mean, 100) for mean in means]
+
+
+def test_a_mismatch_that_grows_while_nothing_is_learned_is_a_stale_cache():
+    found = stationary(series(0.01, 0.02, 0.03, 0.04, 0.05))
+    assert not found.ok
+    assert found.value == pytest.approx(0.04)
+    assert "stale cache or sync" in found.message
+
+
+@pytest.mark.parametrize(
+    "means",
+    [
+        (),
+        (0.01,),
+        (0.01, 0.05, 0.09, 0.13),  # fewer than five steps
+        (0.03, 0.031, 0.029, 0.03, 0.0305, 0.0295),
+        (0.05, 0.04, 0.03, 0.02, 0.01),  # it shrinks
+        (1e-6, 2e-6, 3e-6, 4e-6, 5e-6),  # rounding
+    ],
+)
+def test_a_mismatch_that_does_not_grow_passes(means):
+    assert stationary(series(*means)).ok
+
+
+def test_a_constant_mismatch_with_scatter_is_rarely_called_growing():
+    """t > 4 with 18 degrees of freedom has probability 4e-4: 3 of 200 by chance 1e-4."""
+    gen = torch.Generator().manual_seed(0)
+    noisy = (0.03 + 0.001 * torch.randn(200, 20, generator=gen)).tolist()
+    assert sum(not stationary(series(*row)).ok for row in noisy) < 3
+
+
+def test_every_verdict_has_its_metric():
+    everything = {
+        "gap/abs_engine": of(0.0),
+        "weight/over_cap": of(0.0),
+        "label/slope": of(0.0),
+        "label/se": of(0.1),
+        "kept/shortest_quarter": of(1.0, 4),
+        "kept/longest_quarter": of(1.0, 4),
+    }
+    names = set(verdicts(everything, n_changed=1, precision="float32")) | {stationary([]).name}
+    assert {f"health/{name}" for name in names} == {m for m in METRICS if m.startswith("health/")}
+
+
+def test_a_version_that_nobody_knows_is_counted():
+    gap = make_gap([[-1.0, -1.2], [-2.0, -1.0]], [[-1.01, -1.19], [-2.0, -1.0]])
+    unknown = replace(gap, version=torch.tensor([10, -1, 10, 10]))
+    assert correct(unknown, preset="tis").metrics["excluded/missing_version"].mean == 0.25
+    assert "missing_version" in failed(unknown)

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gaps import make_gap, ratio_gap
-from trueup.diagnostics.mismatch import mismatch
+from trueup.diagnostics.metrics import METRICS, metrics_of
+from trueup.diagnostics.mismatch import mismatch, mismatch_values
 from trueup.diagnostics.numerics import quantile
+from trueup.diagnostics.sketch import QuantileSketch
 
 NAN = math.nan
 
@@ -81,3 +83,25 @@ def test_quantiles_are_the_linear_ones(values, share):
     x = torch.tensor(values, dtype=torch.float64)
     expected = float(torch.quantile(x, share))
     assert float(quantile(x.sort().values, share)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_metrics_of_two_shards_merge_to_those_of_the_whole():
+    d = torch.randn(40, generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [d[:3], d[3:10], [NAN, d[10]], d[11:12], d[12:30], d[30:]]
+    lags = [[i] * len(row) for i, row in enumerate(rows)]
+    whole = metrics_of(mismatch_values(ratio_gap(rows, lags=lags)))
+    left, right = (
+        metrics_of(mismatch_values(ratio_gap(rows[part], lags=lags[part])))
+        for part in (slice(0, 2), slice(2, 6))
+    )
+    for name, expected in whole.items():
+        if METRICS[name].reducer == "batch":
+            continue
+        found = left[name].merge(right[name])
+        assert (found.count, found.min, found.max) == (expected.count, expected.min, expected.max)
+        assert found.sum == pytest.approx(expected.sum, rel=1e-12, abs=1e-12)
+    sketches = [
+        QuantileSketch.of(gap.log_ratio[gap.valid].abs())
+        for gap in (ratio_gap(rows[:2]), ratio_gap(rows[2:]), ratio_gap(rows))
+    ]
+    assert sketches[0].merge(sketches[1]).to_bytes() == sketches[2].to_bytes()

@@ -123,6 +123,7 @@ def apply(
         weight = _normalised(weight, ratios.keep)
     outcome = Outcome(
         log_ratio=ratios.log_ratio,
+        advantage=ratios.advantage,
         weight=weight,
         keep=ratios.keep,
         present=stays[gap.episode],

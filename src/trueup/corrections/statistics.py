@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueup.diagnostics.calibration import clustered_mean
 from trueup.diagnostics.effective_size import episode_log_weight, ess_ratio
-from trueup.diagnostics.metrics import Metric, metrics_of
+from trueup.diagnostics.metrics import Metric, Values, metrics_of
+from trueup.diagnostics.mismatch import mismatch_values
+from trueup.diagnostics.retention import retention_values
 from trueup.gap import PolicyGap, exp_clamped
 from trueup.losses.advantages import GroupAdvantages
 
@@ -28,6 +29,8 @@ class Outcome:
 
     log_ratio: Tensor
     """[N] at the preset's level."""
+    advantage: Tensor
+    """[N] unweighted; 0 without contrast."""
     weight: Tensor
     """[N] applied; 0 where not kept."""
     keep: Tensor
@@ -48,22 +51,21 @@ def correction_metrics(gap: PolicyGap, outcome: Outcome) -> dict[str, Metric]:
     """All metrics of a correction, with one transfer to the host."""
     valid, d = gap.valid, gap.log_ratio.double()
     raw = exp_clamped(outcome.log_ratio)
-    behaviour = torch.where(valid, gap.logp_behaviour, gap.logp_target)
     zeros = torch.zeros_like(gap.group)
     num_tokens = zeros.index_add(0, gap.episode, torch.ones_like(gap.episode))
     num_valid = zeros.index_add(0, gap.episode, valid.long())
     num_kept = zeros.index_add(0, gap.episode, outcome.keep.long())
     seen, sample = num_tokens > 0, valid & outcome.present
     applied = torch.where(outcome.keep, outcome.weight.double().log(), -torch.inf)
-    values: dict[str, Tensor | tuple[Tensor, Tensor | None]] = {
-        "gap/log_ratio": (d, valid),
-        "gap/abs_log_ratio": (d.abs(), valid),
-        "gap/k2": (d.square() / 2, valid),
-        "gap/k3": (exp_clamped(d) - 1 - d, valid),
-        "gap/probability": ((gap.logp_target.exp() - behaviour.exp()).abs(), valid),
-        "gap/behaviour_logp": (behaviour, valid),
-        "gap/calibration_z": clustered_mean(gap)[-1],
-        "gap/lag": gap.lag,
+    values: dict[str, Values] = {
+        **mismatch_values(gap),
+        **retention_values(
+            gap,
+            keep=outcome.keep,
+            among=sample,
+            advantage=outcome.advantage,
+            weight=outcome.weight,
+        ),
         "weight/raw": (raw, valid),
         "weight/applied": (outcome.weight, sample),
         "ess/raw_tokens": ess_ratio(d[valid]),
@@ -74,7 +76,6 @@ def correction_metrics(gap: PolicyGap, outcome: Outcome) -> dict[str, Metric]:
         ),
         "kept/tokens": (outcome.keep, outcome.present),
         "kept/episodes": (num_kept > 0, seen),
-        "excluded/missing_logp": ~valid,
         "excluded/over_bound": outcome.over_bound,
         "excluded/garbage_episodes": seen & (num_valid == 0),
         "excluded/empty_episodes": ~seen,
