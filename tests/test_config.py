@@ -125,6 +125,16 @@ def test_a_value_out_of_range_is_refused(override: str, message: str) -> None:
             ["eval.every=5", "eval.samples=0"],
             "eval.every must be 0 where eval.samples is 0, which evaluates nothing, got 5",
         ),
+        (
+            ["correction.on=engine", "attribution.share=0.5"],
+            "correction.on must be total where attribution.share is below 1: every token must be "
+            "scored, got 'engine'",
+        ),
+        (
+            ["correction.on=staleness", "schedule.consume=accept"],
+            "correction.on must be total where schedule.consume is accept: a token beyond the "
+            "bound has a version that is no longer kept, got 'staleness'",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:

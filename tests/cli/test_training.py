@@ -79,6 +79,26 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("correction.preset=tiss", "correction.preset must be one of none, is, seq-is, tis"),
+        ("correction.filters.gio={}", "correction.filters must be one of mis, seq-mis, geo"),
+        ("correction.filters.geo.low=1.5", "correction.filters.geo.low must be <= 1, got 1.5"),
+        ("correction.params.cup=1", "correction.params.cup must be one of cap"),
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_wrong_correction_is_refused_before_anything_is_written(
+    trueup, tmp_path, change, message, dry
+):
+    answer = trueup("train", change, *dry, OPEN, "--json")
+    assert answer.code == 2
+    assert answer.error["kind"] == "config"
+    assert message in answer.error["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rehearsal_says_what_would_happen_and_writes_nothing(trueup, tmp_path):
     answer = trueup("train", "--dry-run", "tiny-sync", "train.steps=3", OPEN)
     assert answer.code == 0
@@ -87,6 +107,13 @@ def test_a_rehearsal_says_what_would_happen_and_writes_nothing(trueup, tmp_path)
     assert "schedule.staleness = 0  (default 2)" in answer.out
     assert "controller, learner, engine-0, rollout" in answer.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rehearsal_names_the_whole_correction(trueup):
+    words = ("correction.filters.geo.high=1.1", "correction.on=engine", "correction.normalize=true")
+    answer = trueup("train", "--dry-run", *words, OPEN)
+    assert answer.code == 0
+    assert "tis after geo, of engine alone, normalised" in answer.out
 
 
 def test_a_rehearsal_as_json(trueup):

@@ -70,11 +70,18 @@ def _facts(plan: Plan, first: int) -> list[tuple[str, Any]]:
             "token lag",
             f"at most {config.staleness_bound} versions; beyond: {config.schedule.consume}",
         ),
-        ("correction", config.correction.preset),
+        ("correction", _correction(config)),
         ("evaluation", _evaluation(config)),
         ("processes", ", ".join(processes(config))),
         ("checkpoints", f"every {config.checkpoint.every} steps, {config.checkpoint.keep} kept"),
     ]
+
+
+def _correction(config: Config) -> str:
+    chosen = config.correction
+    filters = f" after {', '.join(chosen.filters)}" if chosen.filters else ""
+    part = "" if chosen.on == "total" else f", of {chosen.on} alone"
+    return f"{chosen.preset}{filters}{part}{', normalised' if chosen.normalize else ''}"
 
 
 def _evaluation(config: Config) -> str:
