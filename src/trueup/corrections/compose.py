@@ -31,7 +31,7 @@ from trueup.corrections.preset import Preset, Ratios
 from trueup.corrections.statistics import Outcome, correction_metrics
 from trueup.corrections.table import find
 from trueup.gap import PolicyGap
-from trueup.losses.advantages import AdvantageKind, group_advantages
+from trueup.losses.advantages import AdvantageKind, group_advantages, without_rejected
 from trueup.losses.reduce import DenominatorKind
 from trueup.losses.reduce import denominator as loss_denominator
 
@@ -96,11 +96,26 @@ def apply(
     zero_variance: ZeroVarianceKind,
     denominator: DenominatorKind,
     max_lag: int | None,
+    given: Tensor | None = None,
     filters: Filters | None = None,
     on: Cause = "total",
     normalize: bool = False,
 ) -> Correction:
-    """`correct` with a preset that need not be in the table."""
+    """`correct` with a preset that need not be in the table, or for another trainer's advantages.
+
+    Args:
+        gap: The step batch.
+        preset: The method.
+        params: Overrides of its constants.
+        advantage: Baseline and scale; without effect on advantages that are `given`.
+        zero_variance: What happens to groups without contrast.
+        denominator: What Z counts.
+        max_lag: Tokens with a larger lag leave the loss.
+        given: [N] advantages that need no baseline; `gap.reward` then holds their episode means.
+        filters: Presets whose filters come first.
+        on: The part of the gap that is corrected.
+        normalize: Divide the weights by their mean over the kept tokens.
+    """
     chosen = parts(preset, params, filters or {})
     pair = part_of(gap, on)
     valid, nothing = pair.valid, torch.zeros_like(pair.logp_target)
@@ -108,13 +123,18 @@ def apply(
     ratios = Ratios(gap=pair, log_ratio=at(preset.level), keep=valid, advantage=nothing)
     screened = _screen(ratios, chosen, at)
     counted = _any_token(gap, screened.whole)
-    grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
+    if given is None:
+        grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
+        per_token = grouped.value[gap.episode]
+    else:
+        grouped = without_rejected(gap.reward, gap.group, counted=counted)
+        per_token = given + (grouped.value - gap.reward)[gap.episode]
     stays = grouped.contrast if zero_variance != "keep" else torch.ones_like(grouped.contrast)
     over_bound = torch.zeros_like(valid) if max_lag is None else gap.lag > max_lag
     ratios = replace(
         ratios,
         keep=screened.keep & stays[gap.episode] & ~over_bound,
-        advantage=grouped.value[gap.episode],
+        advantage=per_token,
     )
     ratios = replace(ratios, keep=_screen(ratios, chosen, at, signed=True).keep)
     weights = preset.weight(ratios, chosen[-1].constants)
