@@ -1,0 +1,1 @@
+"""Readers of recorded tokens: runs of trueup, and what other trainers write."""
