@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def test_the_page_names_every_command_and_every_option():
     found = dict(commands(typer.main.get_command(app), "trueup"))
-    assert len(found) == 8
+    assert {"trueup train", "trueup config show"} <= found.keys()
     for path, command in found.items():
         assert f"`{path}" in PAGE
         for parameter in command.params:
@@ -31,4 +32,5 @@ def test_the_page_names_every_command_and_every_option():
 def test_the_page_names_no_command_that_is_not_there():
     typed = {line.split("`")[1] for line in PAGE.splitlines() if line.startswith("| `trueup ")}
     found = dict(commands(typer.main.get_command(app), "trueup"))
-    assert {usage.partition(" [")[0].removesuffix(" RUN") for usage in typed} == found.keys()
+    # After the command come placeholders: RUN, [RECIPE], ...
+    assert {re.split(r" \[| [A-Z]", usage)[0] for usage in typed} == found.keys()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trueup import __version__
-from trueup.cli import doctor, inspect, settings, training
+from trueup.cli import doctor, inspect, settings, training, whatif
 from trueup.cli.output import fail, show
 from trueup.errors import Fault, TrueupError, UsageError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command(epilog=training.EXAMPLES)(training.train)
 app.command()(inspect.report)
 app.command()(inspect.audit)
+app.command()(whatif.whatif)
 app.command()(doctor.doctor)
 app.command()(settings.recipes)
 app.add_typer(settings.app, name="config")
