@@ -1,7 +1,7 @@
 # Two commands are enough: make install, make train. Everything else is for developers.
 # ARGS are passed on: make train ARGS="tiny-sync seed=1", make test ARGS="tests/sync -x"
 
-.PHONY: install train test test-slow lint types layers bench clean
+.PHONY: install train test test-slow test-trl lint types layers bench clean
 
 install:
 	@scripts/install
@@ -15,6 +15,9 @@ test: install
 
 test-slow: install
 	@scripts/test -m slow $(ARGS)
+
+test-trl: install
+	@scripts/test-trl $(ARGS)
 
 lint: install
 	@scripts/check lint
