@@ -1,8 +1,9 @@
 import asyncio
 import math
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 from support.embedded import VOCABULARY, tiny
 from support.episodes import episode, segment, span
 from trueup import config
+from trueup.diagnostics.sketch import QuantileSketch
 from trueup.errors import DataError
 from trueup.records.directory import RunDirectory
 from trueup.records.tokens import read_step
 from trueup.training.learner import Learner
 from trueup.training.messages import Consumed, Discarded, StepReport
 from trueup.training.payload import PayloadStore
+from trueup.training.step_batch import StepBatch
 from trueup.training.trainer import TorchTrainer
 from trueup.types import Episode, WeightManifest
 
@@ -28,6 +31,7 @@ class Rig:
     root: Path
     overrides: tuple[str, ...] = ()
     keep_versions: int = 3
+    num_changed: int | None = None
     published: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class Rig:
             digest="d",
             tensors=(),
             nbytes=0,
-            n_changed=len(tensors),
+            n_changed=len(tensors) if self.num_changed is None else self.num_changed,
         )
 
     def update(
@@ -88,7 +92,10 @@ def pair(tag: str, version: int = 0) -> tuple[Episode, Episode]:
 
 
 def metric(report: StepReport, name: str) -> Any:
-    return next(value for value in report.metrics if value.name == name)
+    found = next(value for value in report.metrics if value.name == name)
+    return SimpleNamespace(
+        **{f.name: getattr(found, f.name) for f in fields(found)}, mean=found.sum / found.count
+    )
 
 
 def test_a_step_trains_publishes_and_records_every_token(tmp_path: Path):
@@ -163,6 +170,91 @@ def test_a_version_that_is_not_kept_any_more_is_not_scored(tmp_path: Path):
     report = rig.update(*pair("old", version=0), step=2, finished=0)
     assert all(math.isnan(x) for x in rig.rows(2)["old0"]["logp_version"])
     assert metric(report, "gap/scored").sum == 0
+
+
+def names(report: StepReport) -> set[str]:
+    return {value.name for value in report.metrics}
+
+
+def test_the_versions_labels_are_tested_while_the_version_before_is_kept(tmp_path: Path):
+    rig = Rig(tmp_path, ("attribution.label_test=1.0",))
+    first = rig.update(*pair("a"))
+    assert "label/slope" not in names(first)  # there is no version -1
+    rig.update(*pair("b", version=1), step=1, finished=1)
+    second = rig.update(*pair("c", version=2), step=2, finished=2)
+    assert metric(second, "label/se").mean > 0
+    assert math.isfinite(metric(second, "label/slope").mean)
+
+
+def test_labels_that_lie_fail_their_verdict(tmp_path: Path):
+    """The behaviour log-probs are exactly those of version 1, whatever the label says."""
+    rig = Rig(tmp_path, ("attribution.label_test=1.0",))
+    for step in range(2):
+        rig.update(*pair(f"warm{step}", version=step), step=step, finished=step)
+    for step, (label, slope) in enumerate(((1, 0.0), (2, 1.0)), start=2):
+        batch = [sampled(f"{step}-{i}", version=label, reward=i % 2) for i in range(8)]
+        packed = StepBatch.collect(batch, [1] * 8).packed
+        logps = rig.trainer.score(packed, 1).reshape(8, 3)
+        batch = [
+            replace(e, segments=(replace(e.segments[0], logp_behaviour=array("f", row.tolist())),))
+            for e, row in zip(batch, logps, strict=True)
+        ]
+        report = rig.update(*batch, step=step, finished=label)
+        assert metric(report, "label/slope").mean == pytest.approx(slope, abs=1e-3)
+        assert metric(report, "health/labels").sum == slope
+
+
+def test_a_score_is_repeated_in_other_micro_batches_for_its_noise(tmp_path: Path):
+    rig = Rig(tmp_path, ("attribution.repeat=1.0",))
+    report = rig.update(*pair("a"))
+    noise = metric(report, "attribution/scorer_variance")
+    assert noise.count == 6
+    assert 0 <= noise.max < 1e-10  # float32
+
+
+def test_verdicts_and_the_distribution_of_the_gap_are_recorded(tmp_path: Path):
+    rig = Rig(tmp_path)
+    report = rig.update(*pair("a"))
+    assert metric(report, "health/update_visible").sum == 0
+    assert metric(report, "health/floor").sum == 1  # nobody sampled these log-probs
+    size = metric(report, "gap/abs_log_ratio")
+    sketch = QuantileSketch.from_bytes(size.sketch)
+    assert (sketch.count, sketch.max) == (size.count, pytest.approx(size.max, rel=1e-6))
+    assert metric(report, "gap/k3").sketch is None
+
+
+def test_v08_a_mismatch_that_grows_at_learning_rate_0_is_a_stale_cache(tmp_path: Path):
+    def mismatches(root: Path, growth: float) -> list[float]:
+        root.mkdir()
+        rig = Rig(root, ("train.lr=0", "schedule.staleness=2"))
+        failed = []
+        for step in range(8):
+            batch = [sampled(f"{step}-{i}", version=step, reward=i % 2) for i in range(4)]
+            packed = StepBatch.collect(batch, [step] * 4).packed
+            true = rig.trainer.score(packed).reshape(4, 3)
+            noise = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+            served = (true - 0.01 * noise - growth * step).clamp(max=0)
+            batch = [
+                replace(
+                    e, segments=(replace(e.segments[0], logp_behaviour=array("f", row.tolist())),)
+                )
+                for e, row in zip(batch, served, strict=True)
+            ]
+            report = rig.update(*batch, step=step, finished=step)
+            assert not any(value.name == "health/update_visible" for value in report.metrics)
+            failed.append(metric(report, "health/stationary").sum)
+        return failed
+
+    assert sum(mismatches(tmp_path / "sound", 0.0)) == 0
+    grows = mismatches(tmp_path / "stale", 0.02)
+    assert grows[:4] == [0, 0, 0, 0]  # too few steps to say
+    assert grows[-1] == 1
+
+
+def test_v10_an_update_that_no_weight_shows_fails_its_verdict(tmp_path: Path):
+    rig = Rig(tmp_path)
+    rig.num_changed = 0
+    assert metric(rig.update(*pair("a")), "health/update_visible").sum == 1
 
 
 def test_no_share_is_no_attribution(tmp_path: Path):

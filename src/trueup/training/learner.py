@@ -20,15 +20,17 @@ from torch import Tensor
 from trueup.config import Config
 from trueup.corrections.base import Correction
 from trueup.corrections.compose import correct
-from trueup.diagnostics.metrics import METRICS, Metric, metric_of, metrics_of
-from trueup.gap import PolicyGap, distinct
+from trueup.diagnostics.metrics import METRICS, Metric
+from trueup.gap import PolicyGap
 from trueup.records.directory import RunDirectory
 from trueup.records.tokens import EpisodeRow, write_step
 from trueup.training import checkpoint
 from trueup.training.messages import Consumed, Discarded, MetricValue, StepReport
 from trueup.training.payload import PayloadStore
 from trueup.training.step_batch import StepBatch
+from trueup.training.step_metrics import Judge, attribution_metrics, batch_metrics, sketches
 from trueup.training.trainer import TorchTrainer
+from trueup.training.version_scores import version_scores
 from trueup.types import WeightManifest
 
 Publish = Callable[[int, Mapping[str, Tensor]], WeightManifest]
@@ -71,6 +73,7 @@ class Learner:
         self._retire = retire
         self._close = close
         self._tokenizer = tokenizer_files_from
+        self._judge = Judge(config, precision=_precision(config, trainer))
 
     async def publish(self) -> WeightManifest:
         """Publish the version that the trainer starts with."""
@@ -108,7 +111,9 @@ class Learner:
             target = self._trainer.score(batch.packed)
             assert target is not None, "the current version can always be scored"
         with phases("attribute"):
-            gap = batch.gap(target, self._version_logp(batch, target), started)
+            scores = version_scores(batch, target, started, self._trainer, self._config)
+            gap = batch.gap(target, scores.own, started)
+            attributed = attribution_metrics(gap, scores)
         with phases("correct"):
             correction = self._correct(gap)
         with phases("train"):
@@ -120,7 +125,16 @@ class Learner:
                 manifest = await self.publish()
         t_published = time.monotonic()
         with phases("record"):
-            metrics = {**correction.metrics, **result.metrics, **_own_metrics(batch, gap)}
+            metrics = {
+                **correction.metrics,
+                **result.metrics,
+                **attributed,
+                **batch_metrics(batch, gap),
+            }
+            metrics |= self._judge(
+                metrics, n_changed=None if manifest is None else manifest.n_changed
+            )
+            distributions = sketches(gap)
             rows = _rows(batch, gap, correction, started)
             self._write(step, [*rows, *self._discarded(discarded)])
             for item in consumed:
@@ -131,7 +145,9 @@ class Learner:
             manifest=manifest,
             episodes=tuple(item.episode for item in consumed),
             tokens=batch.num_tokens,
-            metrics=tuple(_value(name, metric) for name, metric in metrics.items()),
+            metrics=tuple(
+                _value(name, metric, distributions.get(name)) for name, metric in metrics.items()
+            ),
             phases=phases.seconds,
             t0=phases.t0,
             t1=time.monotonic(),
@@ -154,31 +170,6 @@ class Learner:
         )
         checkpoint.retain(self._run, self._config.checkpoint.keep)
         return str(path.relative_to(self._run.path)), digest
-
-    def _version_logp(self, batch: StepBatch, target: Tensor) -> Tensor | None:
-        """[N] log π_v of a share of the episodes, drawn without regard to what they hold."""
-        share = self._config.attribution.share
-        if not share:
-            return None
-        seed = (self._config.seed * 7919 + self._trainer.version) % 2**63
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.rand(len(batch.episodes), generator=generator) < share
-        segment = torch.arange(len(batch.segment_episode)).repeat_interleave(
-            batch.packed.action_offsets.diff()
-        )
-        sampled = drawn[batch.segment_episode[segment]]
-        logp = torch.full_like(target, torch.nan)
-        for version in distinct(batch.version[sampled])[0].tolist():
-            here = sampled & (batch.version == version)
-            if version == self._trainer.version:
-                logp = torch.where(here, target, logp)
-                continue
-            segments = distinct(segment[here])[0]
-            scores = self._trainer.score(batch.packed.select(segments), version)
-            if scores is not None:
-                at = batch.packed.actions_of(segments)
-                logp[at] = torch.where(here[at], scores, logp[at])
-        return logp
 
     def _correct(self, gap: PolicyGap) -> Correction:
         config = self._config
@@ -221,29 +212,6 @@ class _Phases:
         self.seconds[name] = time.monotonic() - start
 
 
-def _own_metrics(batch: StepBatch, gap: PolicyGap) -> dict[str, Metric]:
-    reads = [episode.counters.get("reads", 0) for episode in batch.episodes]
-    metrics = {
-        "episode/reward": metric_of(gap.reward),
-        "episode/tokens": metric_of(batch.packed.action_offsets.diff().float()),
-        "episode/reads": metric_of(torch.tensor(reads, dtype=torch.float32)),
-    }
-    if gap.logp_version is not None:
-        scored = torch.isfinite(gap.logp_version) & gap.valid
-        staleness = gap.logp_target - gap.logp_version
-        engine = gap.logp_version - gap.logp_behaviour
-        metrics |= metrics_of(
-            {
-                "gap/staleness": (staleness, scored),
-                "gap/abs_staleness": (staleness.abs(), scored),
-                "gap/engine": (engine, scored),
-                "gap/abs_engine": (engine.abs(), scored),
-                "gap/scored": scored.float(),
-            }
-        )
-    return metrics
-
-
 def _rows(
     batch: StepBatch, gap: PolicyGap, correction: Correction, trainer_version: int
 ) -> list[EpisodeRow]:
@@ -276,7 +244,18 @@ def _rows(
     ]
 
 
-def _value(name: str, metric: Metric) -> MetricValue:
+def _value(name: str, metric: Metric, sketch: bytes | None) -> MetricValue:
     return MetricValue(
-        name=METRICS[name].name, sum=metric.sum, count=metric.count, min=metric.min, max=metric.max
+        name=METRICS[name].name,
+        sum=metric.sum,
+        count=metric.count,
+        min=metric.min,
+        max=metric.max,
+        sketch=sketch,
     )
+
+
+def _precision(config: Config, trainer: TorchTrainer) -> str:
+    """The coarser of the two that the gap compares."""
+    trained = str(next(iter(trainer.export().values())).dtype).removeprefix("torch.")
+    return trained if trained != "float32" else config.engine.dtype
