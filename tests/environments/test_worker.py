@@ -218,7 +218,7 @@ def test_hung_call_is_a_fault_at_its_deadline_and_spares_the_others() -> None:
         started = time.monotonic()
         with pytest.raises(EnvironmentFault) as caught:
             await hung.step("hang")
-        assert 0.5 <= time.monotonic() - started < 2
+        assert 0.5 <= time.monotonic() - started < 5
         assert failure(caught.value).reason == "timeout"
         assert pool.abandoned == 1
         # Its slot is free again, and the lost attempt takes no further call.

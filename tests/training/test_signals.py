@@ -70,7 +70,7 @@ class _Controller:
         """Every process below it that was seen."""
         self.peak_bytes = 0
 
-    def wait_until(self, happened: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    def wait_until(self, happened: Callable[[], bool], timeout_s: float = 240.0) -> None:
         """Poll, and watch the process tree meanwhile."""
         deadline = time.monotonic() + timeout_s
         while not happened():
