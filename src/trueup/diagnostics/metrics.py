@@ -75,6 +75,7 @@ _SPECS = (
     ),
     MetricSpec("gap/abs_episode_sum", "nats", "mean", "|Σ d| of an episode"),
     MetricSpec("gap/perplexity_ratio", "1", "mean", "e^(−mean d) of an episode: PPL(π) / PPL(μ)"),
+    MetricSpec("gap/entropy", "nats", "mean", "−ρ·log π_old; its mean is the entropy of π_old"),
     MetricSpec("gap/probability", "1", "mean", "|π_old − μ| of the sampled token"),
     MetricSpec("gap/behaviour_logp", "nats", "mean", "log μ of the sampled token"),
     MetricSpec("gap/scored", "1", "mean", "share of action tokens scored under their own version"),
@@ -146,7 +147,6 @@ _SPECS = (
     MetricSpec("episode/reads", "1", "mean", "reads of an episode"),
     MetricSpec("update/grad_norm", "1", "mean", "norm of a mini-batch's gradient before clipping"),
     MetricSpec("update/skipped", "steps", "sum", "optimiser steps refused: gradient not finite"),
-    MetricSpec("update/entropy", "nats", "mean", "entropy of π_θ at a token of a mini-batch"),
     MetricSpec("update/log_ratio", "nats", "mean", "log π_θ − log π_old of a token in the loss"),
     MetricSpec(
         "update/learning_rate", "1", "mean", "learning rate of the step, with √(ESS/B) if asked for"

@@ -133,6 +133,7 @@ def mismatch_values(gap: PolicyGap) -> Mapping[str, Values]:
         "gap/renyi_episodes": log_mean_exp(2 * sums[seen]),
         "gap/abs_episode_sum": (sums.abs(), seen),
         "gap/perplexity_ratio": (exp_clamped(-sums / count.clamp(min=1)), seen),
+        "gap/entropy": (-ratio * gap.logp_target, valid),
         "gap/probability": ((gap.logp_target.exp() - behaviour.exp()).abs(), valid),
         "gap/behaviour_logp": (behaviour, valid),
         "gap/calibration_z": clustered_mean(gap)[-1],
