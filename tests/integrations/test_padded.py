@@ -138,6 +138,20 @@ def test_a_rejected_row_leaves_the_baseline_of_its_group():
     assert made.metrics["excluded/garbage_episodes"].sum == 1
 
 
+def test_what_is_left_alone_in_its_group_has_advantage_0_and_stays_in_the_loss():
+    made = apply(
+        T([1.0, -1.0]),
+        target=torch.full((2, 1), -1.0),
+        behaviour=T([[math.nan], [-1.0]]),
+        mask=torch.ones(2, 1),
+        preset="none",
+        group=T([3, 3]),
+    )
+    assert made.unweighted.tolist() == [[0.0], [0.0]]
+    assert made.keep.tolist() == [[False], [True]]
+    assert made.weight.tolist() == [[0.0], [1.0]]
+
+
 def test_a_row_without_action_tokens_leaves_the_baseline_of_its_group():
     target, behaviour = batch()
     made = apply(

@@ -40,7 +40,7 @@ class FakeTrainer:
         self.accelerator = FakeAccelerator()
         self.model = SimpleNamespace(training=True)
         self.state = SimpleNamespace(global_step=7)
-        self.num_generations = self.num_generations_eval = 2
+        self.num_generations, self.num_generations_eval = 2, 1
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
 
     def _generate(self, prompts):
@@ -154,6 +154,16 @@ def test_a_turn_is_a_run_of_action_tokens():
 def test_log_probs_that_do_not_pair_with_ids_are_refused_before_trl_pads_them(rows, message):
     with pytest.raises(DataError, match=message):
         Trainer(rows=rows)._generate_and_score_completions([{}, {}])
+
+
+def test_groups_are_of_the_size_that_the_mode_generates():
+    made = Trainer(rows=ROWS, correction="none")
+    made._generate_and_score_completions([{}, {}])
+    assert made.gap.group.tolist() == [0, 0, 1, 1]
+    made.model.training = False
+    made._generate_and_score_completions([{}, {}])
+    assert made.gap.group.tolist() == [0, 1, 2, 3]
+    assert made._metrics["eval"]["trueup/kept/tokens"] == [1]
 
 
 def test_versions_of_some_rows_only_are_refused():
