@@ -30,6 +30,7 @@ from trueup.corrections.method import Filters, Part, parts
 from trueup.corrections.preset import Preset, Ratios
 from trueup.corrections.statistics import Outcome, correction_metrics
 from trueup.corrections.table import find
+from trueup.diagnostics.metrics import Metric
 from trueup.gap import PolicyGap
 from trueup.losses.advantages import AdvantageKind, group_advantages, without_rejected
 from trueup.losses.reduce import DenominatorKind
@@ -38,6 +39,9 @@ from trueup.losses.reduce import denominator as loss_denominator
 ZeroVarianceKind = Literal["drop", "keep", "refill"]
 """Groups without contrast leave the step batch, Z included (`drop`, and `refill` for those that
 were not replaced), or stay in it with advantage 0 (`keep`)."""
+
+Record = Callable[[PolicyGap, Outcome], Mapping[str, Metric]]
+"""Makes the metrics of what was decided."""
 
 
 def correct(
@@ -100,6 +104,7 @@ def apply(
     filters: Filters | None = None,
     on: Cause = "total",
     normalize: bool = False,
+    record: Record | None = correction_metrics,
 ) -> Correction:
     """`correct` with a preset that need not be in the table, or for another trainer's advantages.
 
@@ -115,6 +120,7 @@ def apply(
         filters: Presets whose filters come first.
         on: The part of the gap that is corrected.
         normalize: Divide the weights by their mean over the kept tokens.
+        record: Makes the metrics; None for a caller who has metrics of its own.
     """
     chosen = parts(preset, params, filters or {})
     pair = part_of(gap, on)
@@ -125,17 +131,18 @@ def apply(
     counted = _any_token(gap, screened.whole)
     if given is None:
         grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
-        per_token = grouped.value[gap.episode]
+        per_token = gap.per_token(grouped.value)
     else:
         grouped = without_rejected(gap.reward, gap.group, counted=counted)
-        per_token = given + (grouped.value - gap.reward)[gap.episode]
+        per_token = given + gap.per_token(grouped.value - gap.reward)
     stays = grouped.contrast if zero_variance != "keep" else torch.ones_like(grouped.contrast)
-    over_bound = torch.zeros_like(valid) if max_lag is None else gap.lag > max_lag
-    ratios = replace(
-        ratios,
-        keep=screened.keep & stays[gap.episode] & ~over_bound,
-        advantage=per_token,
-    )
+    present = gap.per_token(stays)
+    keep = screened.keep & present
+    over_bound = torch.zeros_like(valid)
+    if max_lag is not None:
+        over_bound = gap.lag > max_lag
+        keep = keep & ~over_bound
+    ratios = replace(ratios, keep=keep, advantage=per_token)
     ratios = replace(ratios, keep=_screen(ratios, chosen, at, signed=True).keep)
     weights = preset.weight(ratios, chosen[-1].constants)
     weight = torch.where(ratios.keep, weights.weight.float(), 0.0)
@@ -145,26 +152,24 @@ def apply(
         log_ratio=ratios.log_ratio,
         advantage=ratios.advantage,
         weight=weight,
+        repeated=preset.level.whole_episode,
         keep=ratios.keep,
-        present=stays[gap.episode],
+        present=present,
         counted=counted,
         grouped=grouped,
         over_bound=over_bound,
         cap=chosen[-1].constants.get(preset.upper),
         factors=weights.factors,
     )
-    metrics = correction_metrics(gap, outcome)
-    tokens = metrics.get("kept/tokens")
+    num_all, num_kept = torch.stack(
+        [outcome.present.count_nonzero(), outcome.keep.count_nonzero()]
+    ).tolist()
     return Correction(
         advantages=ratios.advantage,
         weight=outcome.weight,
         keep=outcome.keep,
-        denominator=loss_denominator(
-            denominator,
-            num_all=tokens.count if tokens else 0.0,
-            num_kept=tokens.sum if tokens else 0.0,
-        ),
-        metrics=metrics,
+        denominator=loss_denominator(denominator, num_all=num_all, num_kept=num_kept),
+        metrics={} if record is None else record(gap, outcome),
     )
 
 
@@ -201,5 +206,4 @@ def _normalised(weight: Tensor, keep: Tensor) -> Tensor:
 
 def _any_token(gap: PolicyGap, flags: Tensor) -> Tensor:
     """[E] bool: the episode has a flagged token."""
-    hits = torch.zeros_like(gap.group).index_add(0, gap.episode, flags.long())
-    return hits > 0
+    return gap.episode_sum(flags) > 0

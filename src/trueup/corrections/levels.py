@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trueup.errors import DataError
-from trueup.gap import PolicyGap
+from trueup.gap import PolicyGap, run_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,11 @@ class Level:
         return self.of(gap, gap.log_ratio)
 
 
-def _spread(gap: PolicyGap, values: Tensor, unit: Tensor, how: Literal["sum", "mean"]) -> Tensor:
-    zeros = values.new_zeros(int(unit[-1]) + 1 if len(unit) else 0, dtype=torch.float64)
-    total = zeros.index_add(0, unit, values.double())
+def _spread(gap: PolicyGap, values: Tensor, length: Tensor, how: Literal["sum", "mean"]) -> Tensor:
+    total = run_sums(values, length)
     if how == "mean":
-        total = total / zeros.index_add(0, unit, gap.valid.double()).clamp(min=1)
-    return total.to(values.dtype)[unit]
+        total = total / run_sums(gap.valid, length).clamp(min=1)
+    return total.to(values.dtype).repeat_interleave(length, output_size=len(values))
 
 
 def _extreme(gap: PolicyGap, values: Tensor, how: Literal["amin", "amax"]) -> Tensor:
@@ -89,13 +88,13 @@ PRODUCT = Level(
     name="product",
     formula="Σ_t d_t over the episode",
     whole_episode=True,
-    of=lambda gap, x: _spread(gap, x, gap.episode, "sum"),
+    of=lambda gap, x: _spread(gap, x, gap.length, "sum"),
 )
 GEOMETRIC = Level(
     name="geometric",
     formula="Σ_t d_t / T over the episode",
     whole_episode=True,
-    of=lambda gap, x: _spread(gap, x, gap.episode, "mean"),
+    of=lambda gap, x: _spread(gap, x, gap.length, "mean"),
 )
 LEAST = Level(
     name="least",
@@ -113,13 +112,13 @@ TURN_PRODUCT = Level(
     name="turn product",
     formula="Σ_t d_t over the turn",
     whole_episode=False,
-    of=lambda gap, x: _spread(gap, x, _turn(gap), "sum"),
+    of=lambda gap, x: _spread(gap, x, _turn(gap).bincount(), "sum"),
 )
 TURN_GEOMETRIC = Level(
     name="turn geometric",
     formula="Σ_t d_t / T over the turn",
     whole_episode=False,
-    of=lambda gap, x: _spread(gap, x, _turn(gap), "mean"),
+    of=lambda gap, x: _spread(gap, x, _turn(gap).bincount(), "mean"),
 )
 PREFIX_MIN = Level(
     name="prefix-min",

@@ -33,6 +33,8 @@ class Outcome:
     """[N] unweighted; 0 without contrast."""
     weight: Tensor
     """[N] applied; 0 where not kept."""
+    repeated: bool
+    """The weight is that of the episode, repeated on each of its tokens."""
     keep: Tensor
     """[N] bool."""
     present: Tensor
@@ -51,11 +53,8 @@ def correction_metrics(gap: PolicyGap, outcome: Outcome) -> dict[str, Metric]:
     """All metrics of a correction, with one transfer to the host."""
     valid, d = gap.valid, gap.log_ratio.double()
     raw = exp_clamped(outcome.log_ratio)
-    zeros = torch.zeros_like(gap.group)
-    num_tokens = zeros.index_add(0, gap.episode, torch.ones_like(gap.episode))
-    num_valid = zeros.index_add(0, gap.episode, valid.long())
-    num_kept = zeros.index_add(0, gap.episode, outcome.keep.long())
-    seen, sample = num_tokens > 0, valid & outcome.present
+    num_valid, num_kept = gap.episode_sum(valid), gap.episode_sum(outcome.keep)
+    seen, sample = gap.length > 0, valid & outcome.present
     applied = torch.where(outcome.keep, outcome.weight.double().log(), -torch.inf)
     values: dict[str, Values] = {
         **mismatch_values(gap),
@@ -68,11 +67,13 @@ def correction_metrics(gap: PolicyGap, outcome: Outcome) -> dict[str, Metric]:
         ),
         "weight/raw": (raw, valid),
         "weight/applied": (outcome.weight, sample),
-        "ess/raw_tokens": ess_ratio(d[valid]),
+        "ess/raw_tokens": ess_ratio(d, valid),
         "ess/raw_episodes": ess_ratio(episode_log_weight(gap, d, kept=valid, among=valid)),
-        "ess/applied_tokens": ess_ratio(applied[sample]),
+        "ess/applied_tokens": ess_ratio(applied, sample),
         "ess/applied_episodes": ess_ratio(
-            episode_log_weight(gap, applied, kept=outcome.keep, among=sample)
+            episode_log_weight(
+                gap, applied, kept=outcome.keep, among=sample, repeated=outcome.repeated
+            )
         ),
         "kept/tokens": (outcome.keep, outcome.present),
         "kept/episodes": (num_kept > 0, seen),

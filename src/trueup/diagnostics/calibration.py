@@ -47,11 +47,8 @@ def clustered_mean(gap: PolicyGap) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     The mean is a ratio of sums over episodes, Σ S_e / Σ n_e, with the linearised standard error
     √(E/(E−1) · Σ (S_e − mean · n_e)²) / Σ n_e.
     """
-    ratio = exp_clamped(gap.log_ratio[gap.valid].double())
-    zeros = ratio.new_zeros(gap.num_episodes)
-    episode = gap.episode[gap.valid]
-    sums = zeros.index_add(0, episode, ratio)
-    counts = zeros.index_add(0, episode, torch.ones_like(ratio))
+    ratio = torch.where(gap.valid, exp_clamped(gap.log_ratio.double()), 0.0)
+    sums, counts = gap.episode_sum(ratio), gap.episode_sum(gap.valid)
     tokens, episodes = counts.sum(), (counts > 0).sum().double()
     mean = torch.where(tokens > 0, sums.sum() / tokens.clamp(min=1), 1.0)
     spread = (sums - mean * counts).square().sum().sqrt() / tokens.clamp(min=1)

@@ -72,33 +72,46 @@ def effective_size(
     )
 
 
-def ess_ratio(log_weight: Tensor) -> Tensor:
-    """(Σw)² / (n Σw²) of n samples given as log w; 0 if all are −inf or there are none."""
+def ess_ratio(log_weight: Tensor, among: Tensor | None = None) -> Tensor:
+    """(Σw)² / (n Σw²) of n samples given as log w; 0 if all are −inf or there are none.
+
+    Args:
+        log_weight: [M].
+        among: [M] bool, the n samples; None for all.
+    """
     if not len(log_weight):
         return torch.zeros((), dtype=torch.float64, device=log_weight.device)
     x = log_weight.double()
+    x = x if among is None else torch.where(among, x, -torch.inf)
     top = x.max()
-    x = torch.where(top == -torch.inf, x, x - top)  # scale invariant; exact for equal weights
-    ratio = (2 * x.logsumexp(0) - (2 * x).logsumexp(0)).exp() / len(x)
-    return torch.where(top == -torch.inf, 0.0, ratio.clamp(max=1.0))
+    # Scale invariant: the largest weight is 1, so neither sum underflows; exact for equal weights.
+    w = (x - torch.where(top == -torch.inf, 0.0, top)).exp_()
+    squares = w.dot(w)
+    num = len(x) if among is None else among.count_nonzero()
+    ratio = w.sum().square() / (num * squares)
+    return torch.where(squares > 0, ratio.clamp(max=1.0), 0.0)
 
 
 def episode_log_weight(
-    gap: PolicyGap, log_weight: Tensor, *, kept: Tensor, among: Tensor
+    gap: PolicyGap, log_weight: Tensor, *, kept: Tensor, among: Tensor, repeated: bool = False
 ) -> Tensor:
-    """Log of the product of kept token weights, for each episode with a token in the sample.
+    """Log of an episode's weight, for each episode with a token in the sample.
+
+    That is the product of the weights of its kept tokens; or their common value if each of them
+    already is the weight of the episode.
 
     Args:
         gap: The step batch.
         log_weight: [N] log-weights, float64.
         kept: [N] bool, subset of `among`.
         among: [N] bool, the sample.
+        repeated: The weights are those of whole episodes, repeated on their tokens.
 
     Returns:
         [≤ E] float64; −inf for an episode without kept token.
     """
-    empty = log_weight.new_zeros(gap.num_episodes)
-    sums = empty.index_add(0, gap.episode[kept], log_weight[kept])
-    num_kept = empty.index_add(0, gap.episode, kept.double())
-    num_sampled = empty.index_add(0, gap.episode, among.double())
+    sums = gap.episode_sum(torch.where(kept, log_weight, 0.0))
+    num_kept, num_sampled = gap.episode_sum(kept), gap.episode_sum(among)
+    if repeated:
+        sums = sums / num_kept.clamp(min=1)
     return torch.where(num_kept > 0, sums, -torch.inf)[num_sampled > 0]

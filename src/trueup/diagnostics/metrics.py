@@ -232,21 +232,27 @@ def _metrics(columns: list[Values]) -> list[Metric]:
     rows = []
     for column in columns:
         values, where, *weights = column if isinstance(column, tuple) else (column, None)
-        x = values.detach().reshape(-1).double()
-        total, low, high = x, x, x
+        x = values.detach().reshape(-1)
+        x = x if x.is_floating_point() else x.double()
         counted = None if where is None else where.reshape(-1)
+        if counted is not None and x.device.type == "cpu" and bool(counted.all()):
+            counted = None  # cheap to know where there is no device to wait for
+        total = low = high = x
         if counted is not None:
             # Selection by `where`, not by indexing: indexing would wait for the device each time.
             total = torch.where(counted, x, 0.0)
             low, high = torch.where(counted, x, math.inf), torch.where(counted, x, -math.inf)
-        count = x.new_tensor(len(x)) if counted is None else counted.sum().double()
+        count = (
+            torch.tensor(len(x), device=x.device) if counted is None else counted.count_nonzero()
+        )
         if weights:
             weight = weights[0].detach().reshape(-1).double()
             weight = weight if counted is None else torch.where(counted, weight, 0.0)
             total, count = total * weight, weight.sum()
         if not len(x):  # the extremes of nothing
             low, high = x.new_tensor([math.inf]), x.new_tensor([-math.inf])
-        rows.append(torch.stack([total.sum(), count, low.min(), high.max()]))
+        parts = (total.sum(dtype=torch.float64), count, low.min(), high.max())
+        rows.append(torch.stack([part.double() for part in parts]))
     return [
         Metric(sum=total, count=count, min=low, max=high)
         for total, count, low, high in torch.stack(rows).tolist()

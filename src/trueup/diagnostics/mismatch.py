@@ -81,9 +81,7 @@ def mismatch(gap: PolicyGap, *, advantage: Tensor | None = None) -> Mismatch:
     size, ratio = d.abs(), exp_clamped(d)
     k3 = ratio - 1 - d
     sketch = QuantileSketch.of(size)
-    zeros = d.new_zeros(gap.num_episodes)
-    sums = zeros.index_add(0, gap.episode[valid], d)
-    seen = zeros.index_add(0, gap.episode[valid], torch.ones_like(d)) > 0
+    sums, seen = gap.episode_sum(gap.log_ratio), gap.episode_sum(valid) > 0
     figures = {
         "abs_mean": safe_mean(size),
         "k1": -safe_mean(d),
@@ -119,9 +117,7 @@ def mismatch_values(gap: PolicyGap) -> Mapping[str, Values]:
     valid, d = gap.valid, gap.log_ratio.double()
     ratio = exp_clamped(d)
     behaviour = torch.where(valid, gap.logp_behaviour, gap.logp_target)
-    zeros = d.new_zeros(gap.num_episodes)
-    sums = zeros.index_add(0, gap.episode, d)  # d is 0 where invalid
-    count = zeros.index_add(0, gap.episode, valid.double())
+    sums, count = gap.episode_sum(d), gap.episode_sum(valid)  # d is 0 where invalid
     seen = count > 0
     return {
         "gap/log_ratio": (d, valid),

@@ -157,8 +157,7 @@ def retention_values(
 
 def _of_episodes(gap: PolicyGap, flags: Tensor) -> Tensor:
     """[E] float64 flagged tokens of each episode."""
-    zeros = torch.zeros(gap.num_episodes, dtype=torch.float64, device=flags.device)
-    return zeros.index_add(0, gap.episode, flags.double())
+    return gap.episode_sum(flags)
 
 
 def _lengths(length: Tensor, seen: Tensor) -> Grouping:
