@@ -1,0 +1,1 @@
+"""Known failures of the field as cases that anyone's correction can be run against."""
