@@ -39,7 +39,7 @@ def test_a_dump_is_compared_and_a_preset_recommended_with_its_reason(trueup, dum
         assert first_words.count(name) == 2 or f"refused: {name}: " in answer.out
     assert "recommended: tis. mean |d| is 0.2 nats and the raw token ratios keep 9" in answer.out
     assert "missing: no weight versions: staleness and engine cannot be told apart" in answer.out
-    assert "missing: no gradients: " in answer.out
+    assert "missing: no hidden states: " in answer.out
 
 
 def test_the_object_for_programs_holds_all_of_it(trueup, dump):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import log, sqrt
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 
 from support.gaps import ratio_gap
 from trueup.corrections.table import PRESETS
-from trueup.corrections.whatif import Replay, whatif
+from trueup.corrections.whatif import Head, Replay, whatif
 from trueup.errors import ConfigError, DataError
 
 NAN = float("nan")
@@ -92,14 +93,26 @@ def test_without_contrast_neither_bias_nor_variance_is_told():
     assert row.weight_max == 2.0
 
 
-def test_the_cosine_is_that_of_the_two_gradients():
+def test_the_cosine_is_that_of_the_gradients_of_the_head():
     gap = ratio_gap([[log(4)], [0.0]], rewards=[1.0, -1.0])
-    row = rows([gap], "tis", gradients=[torch.eye(2)])["tis"]
-    # (2, −1) and (4, −1)
-    assert row.cosine == pytest.approx(9 / sqrt(5 * 17))
+    # Two actions equally likely: scores (½, −½) of the first token times h = (1, 0), and (−½, ½) of
+    # the second times (0, 1). So gradients are orthogonal, of one length, with coefficients (2, −1)
+    # for `tis` and (4, −1) for the full ratio.
+    head = Head(hidden=torch.eye(2), logits=torch.zeros(2, 2), token=torch.tensor([0, 1]))
+    found = rows([gap, gap], "tis", "is", heads=[head, head])
+    assert found["tis"].cosine == pytest.approx(9 / sqrt(5 * 17))
+    assert found["is"].cosine == pytest.approx(1.0)
     assert rows([gap], "tis")["tis"].cosine is None
-    with pytest.raises(DataError, match=r"gradients must be one row per action token, got \[3\]"):
-        rows([gap], "tis", gradients=[torch.eye(3)])
+    with pytest.raises(DataError, match="must be of 3 tokens"):
+        rows([gap], "tis", heads=[replace(head, token=torch.tensor([0, 1, 0]))])
+
+
+def test_a_preset_that_rejects_everything_is_a_row_of_nothing():
+    gap = ratio_gap([[log(9)], [log(8)]], rewards=[1.0, -1.0])
+    dropping = replace(PLAIN, zero_variance="drop")
+    (row,) = whatif([gap], presets=["seq-mis"], replay=dropping).rows
+    assert (row.weight_mean, row.weight_max, row.ess_tokens, row.second) == (0.0, 0.0, 0.0, 0.0)
+    assert (row.kept.tokens, row.denominator_all, row.left) == (0.0, 0.0, 1.0)
 
 
 def test_what_cannot_be_replayed_is_refused():

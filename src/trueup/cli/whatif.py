@@ -69,7 +69,10 @@ def whatif(
     comparison = compare(dump.batches, presets=names, replay=dump.replay)
     found = facts(dump.batches)
     advice = recommend(found, comparison.rows)
-    missing = (*dump.missing, "no gradients: the cosine to the full gradient cannot be told")
+    missing = (
+        *dump.missing,
+        "no hidden states: the angle to the gradient of full ratios cannot be told",
+    )
     if as_json:
         emit(
             {

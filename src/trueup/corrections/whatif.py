@@ -11,11 +11,11 @@ itself, which leaves no bias where the log-probs are true. With A the advantage 
 With score s the bias is E_μ[(ρA − wA')s], so ‖bias‖ ≤ max‖s‖ · E|ρA − wA'|: `left` bounds it, and
 is an upper bound only [the term that truncation with bias correction adds back, Wang et al.
 1611.01224 §3.2]. `second` times E‖s‖² bounds the variance of one token, if scores do not depend on
-weights. Both are proxies: what the gradient does is told by `cosine`, where per-token score
-gradients are given. Token ratios know nothing of the prefix; for presets at the level of a product
-`left` also counts the correction of the prefix.
+weights. Both are proxies: what the gradient does is told by `cosine`, where inputs and outputs of
+the LM head are given, from which its per-token gradients follow. Token ratios know nothing of the
+prefix; for presets at the level of a product `left` also counts the correction of the prefix.
 
-Shapes: N action tokens, E episodes, K components of a gradient.
+Shapes: N action tokens, E episodes, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import Tensor
 from trueup.corrections.base import Correction
 from trueup.corrections.compose import ZeroVarianceKind, correct
 from trueup.corrections.table import PRESETS
+from trueup.diagnostics.gradients import head_inner_products
 from trueup.diagnostics.metrics import Metric
 from trueup.errors import DataError
 from trueup.gap import PolicyGap, distinct, exp_clamped
@@ -95,7 +96,20 @@ class Row:
     denominator_kept: float
     """Z of `kept`."""
     cosine: float | None
-    """cos(Σ wA's, Σ ρAs); None without gradients."""
+    """cos(Σ wA's, Σ ρAs) over the LM head, mean over the step batches; None if not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What the LM head read and said at the action tokens of a step batch."""
+
+    hidden: Tensor
+    """[N, H]."""
+    logits: Tensor
+    """[N, V], before the temperature."""
+    token: Tensor
+    """[N] int64 sampled tokens."""
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +127,7 @@ def whatif(
     *,
     presets: Sequence[str] = tuple(PRESETS),
     replay: Replay | None = None,
-    gradients: Sequence[Tensor] | None = None,
+    heads: Sequence[Head] | None = None,
 ) -> Comparison:
     """Apply presets to recorded step batches.
 
@@ -121,22 +135,24 @@ def whatif(
         batches: Recorded step batches; statistics are over all of them.
         presets: Names of the table, in the order of the rows.
         replay: Rules that all presets share.
-        gradients: Per batch [N, K] gradients of the tokens' log-probs, of any parameters.
+        heads: One per batch, for `Row.cosine`; N²·(V + H) multiplications.
 
     Raises:
         ConfigError: A preset is unknown.
-        DataError: No action token can take part, or gradients and tokens differ in number.
+        DataError: No action token can take part, or heads and tokens differ in number.
     """
     replay = replay or Replay()
-    reference = _Reference.of(batches, [replay(gap, "none") for gap in batches], gradients)
-    rows, refused = [], {}
+    uncorrected = [replay(gap, "none") for gap in batches]
+    reference = _Reference.of(batches, uncorrected)
+    decided: dict[str, list[Correction]] = {}
+    refused: dict[str, str] = {}
     for name in presets:
         try:
-            decided = [replay(gap, name) for gap in batches]
+            decided[name] = [replay(gap, name) for gap in batches]
         except DataError as error:  # it reads what was not recorded
             refused[name] = error.message
-        else:
-            rows.append(_row(name, decided, reference))
+    cosines = {} if heads is None else _cosines(batches, uncorrected, decided, heads)
+    rows = [_row(name, found, reference, cosines.get(name)) for name, found in decided.items()]
     return Comparison(rows=tuple(rows), refused=refused)
 
 
@@ -156,16 +172,9 @@ class _Reference:
     """[N] int64 in 0 ... 3, of the episode's length."""
     rewarded: Tensor
     """[N] bool."""
-    gradients: Tensor | None
-    """[N, K]."""
 
     @classmethod
-    def of(
-        cls,
-        batches: Sequence[PolicyGap],
-        uncorrected: Sequence[Correction],
-        gradients: Sequence[Tensor] | None,
-    ) -> _Reference:
+    def of(cls, batches: Sequence[PolicyGap], uncorrected: Sequence[Correction]) -> _Reference:
         starts = torch.tensor([0, *(gap.num_episodes for gap in batches)]).cumsum(0).tolist()
         base = _joined([c.keep for c in uncorrected])
         if not bool(base.any()):
@@ -176,10 +185,6 @@ class _Reference:
             )
         episode = _joined([g.episode + at for g, at in zip(batches, starts, strict=False)])[base]
         rewarded = _joined([(gap.reward > 0)[gap.episode] for gap in batches])[base]
-        if gradients is not None:
-            sizes = [len(part) for part in gradients]
-            if sizes != [gap.num_tokens for gap in batches]:
-                raise DataError(field="gradients", rule="one row per action token", value=sizes)
         return cls(
             base=base,
             ratio=exp_clamped(_joined([gap.log_ratio for gap in batches])[base].double()),
@@ -187,38 +192,47 @@ class _Reference:
             episode=episode,
             quarter=_quarters(episode),
             rewarded=rewarded,
-            gradients=None if gradients is None else _joined(gradients)[base].double(),
         )
 
 
-def _row(name: str, decided: Sequence[Correction], reference: _Reference) -> Row:
+def _row(
+    name: str, decided: Sequence[Correction], reference: _Reference, cosine: float | None
+) -> Row:
     metrics: dict[str, Metric] = {}
     for correction in decided:
         for key, metric in correction.metrics.items():
             metrics[key] = metrics[key].merge(metric) if key in metrics else metric
+    over_cap = metrics.get("weight/over_cap")
+    weight, tokens = (metrics.get(key, _NOTHING) for key in ("weight/applied", "kept/tokens"))
     keep = _joined([c.keep for c in decided])[reference.base]
-    weight = _joined([c.weight for c in decided])[reference.base].double()
-    advantage = _joined([c.advantages for c in decided])[reference.base].double()
-    applied = torch.where(keep, weight * advantage, 0.0)
+    applied = _joined([_coefficient(c) for c in decided])[reference.base]
     full = reference.ratio * reference.advantage
-    scale, second = full.abs().sum(), reference.advantage.square().sum()
-    rest = full - applied
-    over_cap, tokens = metrics.get("weight/over_cap"), metrics["kept/tokens"]
+    rest, scale = full - applied, full.abs().sum()
     return Row(
         preset=name,
-        weight_mean=metrics["weight/applied"].mean,
-        weight_max=metrics["weight/applied"].max,
+        weight_mean=weight.mean if weight.count else 0.0,
+        weight_max=weight.max,
         over_cap=None if over_cap is None else over_cap.mean,
         ess_tokens=metrics["ess/applied_tokens"].mean,
         ess_episodes=metrics["ess/applied_episodes"].mean,
         kept=_kept(keep, reference),
         left=_ratio(rest.abs().sum(), scale),
         net=_ratio(rest.sum().abs(), scale),
-        second=_ratio(applied.square().sum(), second),
+        second=_ratio(applied.square().sum(), reference.advantage.square().sum()),
         denominator_all=tokens.count / len(decided),
         denominator_kept=tokens.sum / len(decided),
-        cosine=_cosine(applied, full, reference.gradients),
+        cosine=cosine,
     )
+
+
+_NOTHING = Metric(sum=0.0, count=0.0, min=0.0, max=0.0)
+"""Of a preset that leaves no group with contrast."""
+
+
+def _coefficient(correction: Correction) -> Tensor:
+    """[N] float64 wA': what multiplies the score of each token."""
+    product = correction.weight.double() * correction.advantages.double()
+    return torch.where(correction.keep, product, 0.0)
 
 
 def _kept(keep: Tensor, reference: _Reference) -> Kept:
@@ -249,11 +263,32 @@ def _quarters(episode: Tensor) -> Tensor:
     return quarter[episode]
 
 
-def _cosine(applied: Tensor, full: Tensor, gradients: Tensor | None) -> float | None:
-    if gradients is None:
-        return None
-    ours, best = applied @ gradients, full @ gradients
-    return _ratio(ours @ best, ours.norm() * best.norm())
+def _cosines(
+    batches: Sequence[PolicyGap],
+    uncorrected: Sequence[Correction],
+    decided: Mapping[str, Sequence[Correction]],
+    heads: Sequence[Head],
+) -> dict[str, float]:
+    """By preset, the mean over the step batches in which both gradients are not 0."""
+    found: dict[str, list[float]] = {name: [] for name in decided}
+    for at, (gap, head) in enumerate(zip(batches, heads, strict=True)):
+        full = exp_clamped(gap.log_ratio.double()) * _coefficient(uncorrected[at])
+        products = head_inner_products(
+            head.hidden,
+            head.logits,
+            head.token,
+            {"full ratio": full, **{name: _coefficient(c[at]) for name, c in decided.items()}},
+            torch.zeros_like(head.token),
+            1,
+            temperature=head.temperature,
+        )[:, 0, :, 0]
+        for name, inner, square in zip(
+            decided, products[0, 1:].tolist(), products.diagonal()[1:].tolist(), strict=True
+        ):
+            scale = (float(products[0, 0]) * square) ** 0.5
+            if scale:
+                found[name].append(inner / scale)
+    return {name: sum(cosines) / len(cosines) for name, cosines in found.items() if cosines}
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float | None:

@@ -110,6 +110,11 @@ def test_versions_give_lags_and_scored_versions_a_split(tmp_path):
     assert dump.missing == ()
 
 
+def test_an_unknown_version_is_none_and_no_lag(tmp_path):
+    (gap,) = read(lines(tmp_path / "x.jsonl", ARRAYS)).batches
+    assert (gap.version.tolist(), gap.lag.tolist()) == ([-1, -1], [0, 0])
+
+
 def test_steps_are_batches_in_order_and_can_be_chosen(tmp_path):
     rows = [ARRAYS | {"step": step, "reward": float(step)} for step in (9, 2, 9, 5)]
     path = lines(tmp_path / "x.jsonl", *rows)
@@ -260,9 +265,10 @@ def test_a_pickle_in_an_archive_is_not_opened(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.npz"])
 def test_a_damaged_file_is_named(tmp_path, name):
-    (tmp_path / name).write_text("[1, 2")
-    with pytest.raises(DataError, match=f"{name} cannot be read"):
-        read(tmp_path / name, kind="arrays")
+    for content in (b"[1, 2", b"[1, 2]", b"\xff\xfe\x00"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name} cannot be read"):
+            read(tmp_path / name, kind="arrays")
 
 
 def test_what_is_no_dump_is_refused(tmp_path):

@@ -45,6 +45,8 @@ def test_a_run_gives_what_each_step_consumed_under_its_own_rules(run):
     assert first.lag.tolist() == second.lag.tolist() == [1] * 8
     assert (first.version.tolist(), second.version.tolist()) == ([0] * 8, [1] * 8)
     assert first.log_ratio.tolist() == pytest.approx([0.25] * 4 + [0.0] * 4)
+    assert first.turn is not None
+    assert first.turn.tolist() == [0] * 8
     assert first.logp_version is not None
     staleness = first.logp_target - first.logp_version
     assert staleness.tolist() == pytest.approx([0.25] * 4 + [0.0] * 4)

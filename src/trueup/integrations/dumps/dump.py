@@ -45,6 +45,8 @@ class Sample:
     """[n] int64."""
     engine: Sequence[str] | None = None
     """[n] names."""
+    turn: Tensor | None = None
+    """[n] int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,9 @@ def pack(
         raise DataError(field=source, rule="with at least one consumed episode", value="none")
     for sample in found:
         _check(sample)
-    known = {name: _everywhere(found, name) for name in ("reward", "group", "lag", "engine")}
+    known = {
+        name: _everywhere(found, name) for name in ("reward", "group", "version", "lag", "engine")
+    }
     by_advantage = not known["reward"] and _everywhere(found, "advantage")
     default = Replay(advantage="group" if by_advantage else "group_std")
     by_step: dict[int, list[Sample]] = {}
@@ -132,8 +136,11 @@ def _gap(samples: Sequence[Sample], engines: Sequence[str], *, by_advantage: boo
         segment_episode=starts.cumsum(0) - 1,
         group=torch.tensor([numbers.setdefault(s.group, len(numbers)) for s in heads]),
         reward=torch.tensor(rewards, dtype=torch.float32),
-        version=_ints([s.version for s in samples], total),
-        lag=_ints([s.lag for s in samples], total),
+        version=_ints([s.version for s in samples], total, unknown=-1),
+        lag=_ints([s.lag for s in samples], total, unknown=0),
+        turn=None
+        if any(s.turn is None for s in samples)
+        else torch.cat([s.turn for s in samples if s.turn is not None]),
         engine=torch.tensor(
             [index[name] for s in samples for name in s.engine or ()], dtype=torch.int64
         )
@@ -152,9 +159,9 @@ def _gap(samples: Sequence[Sample], engines: Sequence[str], *, by_advantage: boo
     )
 
 
-def _ints(parts: Sequence[Tensor | None], total: int) -> Tensor:
+def _ints(parts: Sequence[Tensor | None], total: int, *, unknown: int) -> Tensor:
     known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else torch.zeros(total, dtype=torch.int64)
+    return torch.cat(known) if known else torch.full((total,), unknown)
 
 
 def _check(sample: Sample) -> None:
@@ -202,7 +209,8 @@ def _missing(samples: Sequence[Sample], known: dict[str, bool], *, by_advantage:
         found.append("no group ids: the baseline is the mean of the step batch")
     unscored = all(s.logp_version is None for s in samples)
     if not known["lag"]:
-        found.append("no weight versions: staleness and engine cannot be told apart")
+        which = "versions of the trainer" if known["version"] else "weight versions"
+        found.append(f"no {which}: staleness and engine cannot be told apart")
     elif unscored:
         found.append(
             "no log-probs under the sampling versions: staleness and engine cannot be told apart"

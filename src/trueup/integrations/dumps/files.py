@@ -49,13 +49,13 @@ def _natural(file: Path) -> list[tuple[str, int]]:
 
 
 def _json_lines(file: Path) -> Rows:
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except ValueError as error:  # of the syntax or of the encoding
                 raise _unreadable(file, f"line {number}: {error}") from None
             if not isinstance(row, dict):
                 raise _unreadable(file, f"line {number} is no object")

@@ -20,6 +20,8 @@ _COLUMNS = [
     "attempt",
     "group",
     "reward",
+    "action",
+    "turn",
     "logp_behaviour",
     "logp_target",
     "logp_version",
@@ -62,6 +64,7 @@ def _sample(step: int, row: dict[str, Any]) -> Sample:
     versions = torch.tensor([span["version"] for span in row["spans"]])
     behaviour = torch.tensor(row["logp_behaviour"], dtype=torch.float32)
     scored = row["logp_version"]
+    action = torch.tensor(row["action"], dtype=torch.bool)
     return Sample(
         step=step,
         episode=row["episode"],
@@ -75,6 +78,7 @@ def _sample(step: int, row: dict[str, Any]) -> Sample:
         engine=[
             span["engine"] for span in row["spans"] for _ in range(span["stop"] - span["start"])
         ],
+        turn=torch.tensor(row["turn"], dtype=torch.int64)[action],
     )
 
 
