@@ -163,6 +163,20 @@ class PolicyGap:
         d = self.logp_target - self.logp_behaviour
         return torch.where(self.valid, d, 0.0)
 
+    def select(self, tokens: Tensor) -> PolicyGap:
+        """The gap of some of its tokens (indices, increasing); every episode and group stays."""
+        sizes = self.segment_offsets.diff()
+        segment = torch.arange(len(sizes)).repeat_interleave(sizes)[tokens]
+        here = torch.bincount(segment, minlength=len(sizes))
+        kept = {"segment_offsets", "segment_episode", "group", "reward"}
+        parts: dict[str, Tensor | None] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            whole = value is None or item.name in kept
+            parts[item.name] = value if whole else value[tokens]
+        parts["segment_offsets"] = torch.cat([here.new_zeros(1), here.cumsum(0)])
+        return PolicyGap(**parts)  # type: ignore[arg-type]
+
     def to(self, device: torch.device | str) -> PolicyGap:
         """The same gap on another device."""
         moved = {}

@@ -91,3 +91,26 @@ def test_microbatches_hold_every_action_once_within_the_bound(segments, tokens):
             batch.token_ids[batch.action_index[part.actions]].tolist()
             == part.batch.token_ids[part.batch.action_index].tolist()
         )
+
+
+@given(_SEGMENTS, st.integers(1, 40), st.data())
+def test_what_belongs_together_is_in_one_microbatch(segments, tokens, data):
+    units = data.draw(st.lists(st.integers(0, 3), min_size=len(segments), max_size=len(segments)))
+    batch = _pack(*segments)
+    parts = list(microbatches(batch, tokens, unit=torch.tensor(units)))
+    owner = torch.tensor(units).repeat_interleave(batch.action_offsets.diff())
+    seen = [set(owner[part.actions].tolist()) for part in parts]
+    assert sum(map(len, seen)) == len(set().union(*seen))
+    actions = torch.cat([part.actions for part in parts])
+    assert sorted(actions.tolist()) == list(range(len(batch.action_index)))
+    for part, held in zip(parts, seen, strict=True):
+        padded = len(part.batch.lengths) * int(part.batch.lengths.max())
+        assert padded <= tokens or len(held) <= 1
+
+
+def test_units_by_themselves_are_no_constraint():
+    batch = _pack(([1] * 4, [0, 1, 1, 1]), ([2], [0]), ([3] * 6, [0] * 5 + [1]), ([4] * 4, [0] * 4))
+    free = list(microbatches(batch, 8))
+    each = list(microbatches(batch, 8, unit=torch.arange(4)))
+    assert [p.batch.token_ids.tolist() for p in free] == [p.batch.token_ids.tolist() for p in each]
+    assert [len(p.batch.lengths) for p in free] == [1, 2, 1]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trueup.errors import DataError
+from trueup.gap import distinct
 from trueup.types import Segment
 
 
@@ -111,20 +112,39 @@ class MicroBatch:
     """[n] which of the N actions of the whole batch they hold, in this part's order."""
 
 
-def microbatches(batch: PackedBatch, tokens: int) -> Iterator[MicroBatch]:
+def microbatches(
+    batch: PackedBatch, tokens: int, *, unit: Tensor | None = None
+) -> Iterator[MicroBatch]:
     """Split a batch so that each part, right-padded, holds at most `tokens` positions.
 
-    Segments of similar length go together, longest first; a segment longer than `tokens` is a part
-    of its own. Every segment is in exactly one part.
+    Segments of similar length go together, longest first; a unit longer than `tokens` is a part of
+    its own. Every segment is in exactly one part.
+
+    Args:
+        batch: What to split.
+        tokens: Padded positions of a part.
+        unit: [S] int64, equal for segments that must be in one part; None for each by itself.
     """
     lengths = batch.lengths
-    order = lengths.argsort(descending=True, stable=True)
-    start = 0
-    while start < len(order):
-        rows = max(1, tokens // int(lengths[order[start]]))
-        segments = order[start : start + rows]
-        yield MicroBatch(batch=batch.select(segments), actions=batch.actions_of(segments))
-        start += rows
+    if not len(lengths):
+        return
+    own = torch.arange(len(lengths)) if unit is None else distinct(unit)[1]  # [S] in [0, U)
+    rows = torch.bincount(own)
+    longest = torch.zeros_like(rows).scatter_reduce(0, own, lengths, "amax")
+    order = longest.argsort(descending=True, stable=True)  # [U]
+    segments = order.argsort()[own].argsort(stable=True)  # [S] unit by unit
+    start = stop = width = 0
+    for n, length in zip(rows[order].tolist(), longest[order].tolist(), strict=True):
+        if stop > start and (stop - start + n) * width > tokens:
+            yield _part(batch, segments[start:stop])
+            start = stop
+        width = length if stop == start else width
+        stop += n
+    yield _part(batch, segments[start:stop])
+
+
+def _part(batch: PackedBatch, segments: Tensor) -> MicroBatch:
+    return MicroBatch(batch=batch.select(segments), actions=batch.actions_of(segments))
 
 
 def _flat(arrays: Sequence[array[int]], dtype: torch.dtype) -> Tensor:
