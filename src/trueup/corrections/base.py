@@ -32,7 +32,11 @@ class Correction:
     """[N] float32 ≥ 0, finite."""
     keep: Tensor
     """[N] bool: the token takes part in the loss."""
+    counts: Tensor
+    """[N] bool: the denominator counts the token."""
     denominator: float
     """Z > 0: action tokens of the step batch, all or kept; fixed for every micro-batch."""
+    gates: Mapping[str, float]
+    """By preset, the number that the step batch decides for it, whether or not it was applied."""
     metrics: Mapping[str, Metric]
     """Raw and applied statistics under the names of the metric table."""

@@ -36,6 +36,9 @@ from trueup.losses.advantages import AdvantageKind, group_advantages, without_re
 from trueup.losses.reduce import DenominatorKind
 from trueup.losses.reduce import denominator as loss_denominator
 
+NORMALIZE = "normalize"
+"""Name of the gate of normalised weights, their mean."""
+
 ZeroVarianceKind = Literal["drop", "keep", "refill"]
 """Groups without contrast leave the step batch, Z included (`drop`, and `refill` for those that
 were not replaced), or stay in it with advantage 0 (`keep`)."""
@@ -104,7 +107,9 @@ def apply(
     filters: Filters | None = None,
     on: Cause = "total",
     normalize: bool = False,
+    baseline: Tensor | None = None,
     record: Record | None = correction_metrics,
+    gates: Mapping[str, float] | None = None,
 ) -> Correction:
     """`correct` with a preset that need not be in the table, or for another trainer's advantages.
 
@@ -120,15 +125,19 @@ def apply(
         filters: Presets whose filters come first.
         on: The part of the gap that is corrected.
         normalize: Divide the weights by their mean over the kept tokens.
+        baseline: [E] bool, the episodes that the baselines know of, for a gap that holds too few of
+            their tokens to say so itself.
         record: Makes the metrics; None for a caller who has metrics of its own.
+        gates: What another step batch decided for `gated` presets, instead of this one.
     """
     chosen = parts(preset, params, filters or {})
     pair = part_of(gap, on)
     valid, nothing = pair.valid, torch.zeros_like(pair.logp_target)
     at = cache(lambda level: level.log_ratio(pair))
     ratios = Ratios(gap=pair, log_ratio=at(preset.level), keep=valid, advantage=nothing)
-    screened = _screen(ratios, chosen, at)
-    counted = _any_token(gap, screened.whole)
+    gating = _Gates(gates or {})
+    screened = _screen(ratios, chosen, at, gating)
+    counted = _any_token(gap, screened.whole) if baseline is None else baseline
     if given is None:
         grouped = group_advantages(gap.reward, gap.group, counted=counted, kind=advantage)
         per_token = gap.per_token(grouped.value)
@@ -143,11 +152,14 @@ def apply(
         over_bound = gap.lag > max_lag
         keep = keep & ~over_bound
     ratios = replace(ratios, keep=keep, advantage=per_token)
-    ratios = replace(ratios, keep=_screen(ratios, chosen, at, signed=True).keep)
-    weights = preset.weight(ratios, chosen[-1].constants)
+    ratios = replace(ratios, keep=_screen(ratios, chosen, at, gating, signed=True).keep)
+    decided = replace(ratios, gate=gating.given(preset.name, nothing))
+    weights = preset.weight(decided, chosen[-1].constants)
     weight = torch.where(ratios.keep, weights.weight.float(), 0.0)
+    if weights.gate is not None:
+        gating.apply(preset.name, weights.gate)
     if normalize:
-        weight = _normalised(weight, ratios.keep)
+        weight = (weight / gating.apply(NORMALIZE, _mean(weight, ratios.keep))).float()
     outcome = Outcome(
         log_ratio=ratios.log_ratio,
         advantage=ratios.advantage,
@@ -168,7 +180,9 @@ def apply(
         advantages=ratios.advantage,
         weight=outcome.weight,
         keep=outcome.keep,
+        counts=outcome.present if denominator == "all" else outcome.keep,
         denominator=loss_denominator(denominator, num_all=num_all, num_kept=num_kept),
+        gates={name: float(value) for name, value in gating.own.items()},
         metrics={} if record is None else record(gap, outcome),
     )
 
@@ -181,8 +195,31 @@ class _Screened:
     """[N] bool: no filter rejected its episode."""
 
 
+class _Gates:
+    """The numbers that a step batch decides, and those that take their place."""
+
+    def __init__(self, given: Mapping[str, float]) -> None:
+        self._given = given
+        self.own: dict[str, Tensor] = {}
+
+    def given(self, name: str, like: Tensor) -> Tensor | None:
+        found = self._given.get(name)
+        return None if found is None else like.new_tensor(found, dtype=torch.float64)
+
+    def apply(self, name: str, own: Tensor) -> Tensor:
+        """Note what is decided here, and say what is applied."""
+        self.own[name] = own
+        given = self.given(name, own)
+        return own if given is None else given
+
+
 def _screen(
-    ratios: Ratios, chosen: Sequence[Part], at: Callable[[Level], Tensor], *, signed: bool = False
+    ratios: Ratios,
+    chosen: Sequence[Part],
+    at: Callable[[Level], Tensor],
+    gating: _Gates,
+    *,
+    signed: bool = False,
 ) -> _Screened:
     """Run the filters, the signed ones or the others, on what is kept so far."""
     keep = whole = ratios.keep
@@ -191,6 +228,9 @@ def _screen(
         if test is None or test.signed != signed:
             continue
         seen = replace(ratios, log_ratio=at(test.level), keep=keep)
+        if test.gate is not None:
+            own = test.gate(seen, part.constants)
+            seen = replace(seen, gate=gating.apply(part.preset.name, own))
         passed = test.keep(seen, part.constants)
         keep = keep & passed
         if test.level.whole_episode:
@@ -198,10 +238,10 @@ def _screen(
     return _Screened(keep=keep, whole=whole)
 
 
-def _normalised(weight: Tensor, keep: Tensor) -> Tensor:
-    """Weights with mean 1 over the kept tokens; as they are if all of them are 0."""
+def _mean(weight: Tensor, keep: Tensor) -> Tensor:
+    """[] mean over the kept tokens; 1 if all weights are 0, which then stay so."""
     mean = weight.double().sum() / keep.sum().clamp(min=1)
-    return torch.where(mean > 0, weight / torch.where(mean > 0, mean, 1.0), weight).float()
+    return torch.where(mean > 0, mean, 1.0)
 
 
 def _any_token(gap: PolicyGap, flags: Tensor) -> Tensor:
