@@ -111,3 +111,16 @@ def test_only_the_newest_are_kept(run: RunDirectory):
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000010", "step-000011"]
     checkpoint.retain(run, 5)
     assert len(list(run.checkpoints.iterdir())) == 2
+
+
+def test_the_reference_of_a_penalty_comes_back_and_its_absence_is_an_error(run: RunDirectory):
+    model, start = tiny(seed=1), copied(tiny(seed=2))
+    checkpoint.save(
+        run.checkpoint(1), model, adam(model), STATE, tokenizer_files_from=run.path, reference=start
+    )
+    saved(run, model, adam(model), 2)
+    found = checkpoint.load_reference(run.checkpoint(1))
+    assert found.keys() == start.keys()
+    assert all(torch.equal(tensor, start[name]) for name, tensor in found.items())
+    with pytest.raises(CheckpointError, match=r"step-000002/reference\.safetensors"):
+        checkpoint.load_reference(run.checkpoint(2))

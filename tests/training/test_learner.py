@@ -343,3 +343,53 @@ def test_checkpoints_hold_the_version_and_only_the_newest_are_kept(tmp_path: Pat
     assert sorted(p.name for p in rig.run.checkpoints.iterdir()) == ["step-000002", "step-000003"]
     state = (rig.run.checkpoint(3) / "state.json").read_text()
     assert '"version": 1' in state
+
+
+@pytest.mark.parametrize("attribution", ["attribution.share=1.0", "attribution.share=0.0"])
+def test_a_fused_step_records_what_a_scored_one_does(tmp_path: Path, attribution: str):
+    """Two steps, the second of which holds tokens of both versions."""
+    rows, reports = {}, {}
+    for fused in ("true", "false"):
+        rig = Rig(tmp_path / fused, (f"train.fused={fused}", attribution, "train.lr=1e-4"))
+        rig.update(*pair("a"))
+        reports[fused] = rig.update(*pair("a"), *pair("new", version=1), step=1, finished=1)
+        rows[fused] = rig.rows(1)
+    assert "score" in reports["false"].phases
+    assert "score" not in reports["true"].phases
+    for phase in ("attribute", "correct", "train"):
+        assert reports["true"].phases[phase] > 0
+    for name, row in rows["false"].items():
+        for column, value in row.items():
+            if column in ("logp_target", "logp_version", "advantage", "weight") and value:
+                assert rows["true"][name][column] == pytest.approx(value, abs=1e-5), column
+            else:
+                assert rows["true"][name][column] == value, column
+    ours, theirs = ({v.name for v in reports[k].metrics} for k in ("true", "false"))
+    assert ours == theirs
+
+
+def test_phases_within_phases_are_counted_once(tmp_path: Path):
+    rig = Rig(tmp_path)
+    report = rig.update(*pair("a"))
+    assert sum(report.phases.values()) <= report.t1 - report.t0
+
+
+def test_the_gate_of_the_step_before_is_what_fuses_an_adaptive_correction(tmp_path: Path):
+    rig = Rig(
+        tmp_path,
+        ("correction.preset=ais", "correction.gate=previous", "train.lr=1e-4"),
+    )
+    first = rig.update(*pair("a"))
+    second = rig.update(*pair("b"), step=1)
+    assert "score" in first.phases
+    assert "score" not in second.phases
+    own = metric(first, "adaptive/alpha").mean
+    assert 0 < own <= 1
+    for row in rig.rows(1).values():
+        for target, behaviour, weight in zip(
+            row["logp_target"], row["logp_behaviour"], row["weight"], strict=True
+        ):
+            ratio = min(math.exp(target - behaviour), 5.0)
+            assert weight == pytest.approx(1 + own * (ratio - 1), rel=1e-4)
+    assert metric(second, "gate/error").count == 6
+    assert not any(value.name == "gate/error" for value in first.metrics)

@@ -1,3 +1,4 @@
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from trueup.corrections.base import Correction
 from trueup.corrections.compose import correct
 from trueup.gap import PolicyGap
 from trueup.models.packed import PackedBatch
+from trueup.training.corrected import Scored
 from trueup.training.step_batch import StepBatch
 from trueup.training.trainer import StepResult, TorchTrainer
 from trueup.types import Episode
@@ -56,7 +58,8 @@ class Lesson:
     correction: Correction
 
     def teach(self, pupil: TorchTrainer) -> StepResult:
-        return pupil.step(self.batch, self.gap, self.correction)
+        scored = Scored(self.gap, self.correction, pupil.settings)
+        return pupil.step(self.batch, scored)
 
 
 def prepare(
@@ -107,16 +110,17 @@ def test_the_gradient_is_that_of_the_formula():
     lesson = prepare(pupil)
     only = torch.zeros_like(lesson.correction.keep)
     only[3] = True
-    changed = replace(lesson.correction, keep=only, denominator=5.0)
+    five = torch.arange(len(only)) < 5
+    changed = replace(lesson, correction=replace(lesson.correction, keep=only, counts=five))
     reference = trainer(temperature=0.7)
     ids = lesson.batch.token_ids
     position = int(lesson.batch.action_index[3])
     start = int(lesson.batch.offsets[lesson.batch.offsets <= position].max())
     logits = reference.model(input_ids=ids[None, start:position]).logits[0, -1] / 0.7
-    weight = changed.weight[3] * changed.advantages[3] / 5.0
+    weight = changed.correction.weight[3] * changed.correction.advantages[3] / 5.0
     assert weight != 0
     (-weight * logits.log_softmax(-1)[ids[position]]).backward()
-    pupil.step(lesson.batch, lesson.gap, changed)
+    changed.teach(pupil)
     for (name, ours), theirs in zip(
         pupil.model.named_parameters(), reference.model.parameters(), strict=True
     ):
@@ -299,7 +303,7 @@ def test_missing_log_probs_take_no_part_and_harm_nothing():
     gap = replace(lesson.gap, logp_behaviour=behaviour)
     correction = correct(gap, preset="tis")
     assert not correction.keep[::3].any()
-    result = pupil.step(lesson.batch, gap, correction)
+    result = Lesson(lesson.batch, gap, correction).teach(pupil)
     assert result.updates == 1
     assert all(bool(torch.isfinite(tensor).all()) for tensor in pupil.export().values())
     assert result.metrics["update/log_ratio"].count == int(correction.keep.sum())
@@ -311,3 +315,102 @@ def test_the_export_is_every_tensor_of_the_live_model():
     assert exported.keys() == copied(pupil.model).keys()
     prepare(pupil).teach(pupil)
     assert largest_change(exported, copied(pupil.model)) == 0
+
+
+def kl_step(pupil: TorchTrainer) -> tuple[StepResult, dict[str, Tensor]]:
+    result = prepare(pupil).teach(pupil)
+    return result, dict(copied(pupil.model))
+
+
+def test_the_reference_is_the_policy_that_training_started_from():
+    pupil = trainer(kl_beta=0.1)
+    start = copied(pupil.model)
+    first, _ = kl_step(pupil)
+    second, _ = kl_step(pupil)
+    assert pupil.reference is not None
+    assert largest_change(start, dict(pupil.reference)) == 0
+    assert first.metrics["update/reference_kl"].mean == pytest.approx(0, abs=1e-6)
+    assert second.metrics["update/reference_kl"].mean > 1e-4
+    assert "update/reference_kl" not in kl_step(trainer())[0].metrics
+    assert trainer().reference is None
+
+
+def test_a_given_reference_is_the_one_of_the_penalty():
+    """After a resume the weights as they come in are not those that the run started from."""
+    other = copied(tiny(seed=5))
+    pupil = TorchTrainer(
+        tiny(),
+        TrainConfig(minibatches=1, kl_beta=0.1),
+        temperature=1.0,
+        seed=0,
+        reference=other,
+    )
+    lesson = prepare(pupil)
+    result = lesson.teach(pupil)
+    model = tiny(seed=5)
+    theirs = TorchTrainer(model, TrainConfig(), temperature=1.0, seed=0).score(lesson.batch)
+    x = (theirs - lesson.gap.logp_target)[lesson.correction.keep].double()
+    assert result.metrics["update/reference_kl"].mean == pytest.approx(
+        float((x.exp() - 1 - x).mean()), rel=1e-3
+    )
+
+
+def test_the_penalty_pulls_towards_the_reference():
+    far = copied(tiny(seed=5))
+    distances = {}
+    for beta in (0.0, 10.0):
+        pupil = trainer(kl_beta=beta, lr=1e-3)
+        pupil.reference = far if beta else None
+        for _ in range(3):
+            prepare(pupil).teach(pupil)
+        distances[beta] = pupil.score(prepare(pupil).batch)
+    batch = prepare(trainer()).batch
+    goal = TorchTrainer(tiny(seed=5), TrainConfig(), temperature=1.0, seed=0).score(batch)
+    assert goal is not None
+    with_, without = ((goal - distances[beta]).abs().mean() for beta in (10.0, 0.0))
+    assert with_ < without
+
+
+def test_the_learning_rate_is_scaled_by_the_effective_size_where_asked_for():
+    for scaled in (False, True):
+        pupil = trainer(lr=1e-2, lr_ess=scaled)
+        lesson = prepare(pupil, noise=2.0)
+        size = lesson.correction.metrics["ess/applied_episodes"].mean
+        assert size < 0.9
+        rate = lesson.teach(pupil).metrics["update/learning_rate"].mean
+        assert rate == pytest.approx(1e-2 * math.sqrt(size) if scaled else 1e-2)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_the_loss_that_is_asked_for_is_the_one_that_is_trained(loss: str):
+    """After a first mini-batch has moved r, the methods differ."""
+    results = {}
+    for name in ("ppo", loss):
+        pupil = trainer(loss=name, minibatches=4)
+        prepare(pupil).teach(pupil)
+        results[name] = copied(pupil.model)
+    assert largest_change(results["ppo"], results[loss]) > 1e-5
+
+
+def test_dual_clip_reaches_the_loss():
+    """Bypass with behaviour log-probs so low that every ratio is large: with A < 0 no gradient."""
+    norms = {}
+    for dual in (0.0, 3.0):
+        pupil = trainer(mode="bypass", dual_clip=dual)
+        lesson = prepare(pupil)
+        gap = replace(lesson.gap, logp_behaviour=lesson.gap.logp_target - 3.0)
+        correction = correct(gap, preset="none")
+        good = correction.advantages > 0
+        bad_only = replace(correction, keep=correction.keep & ~good)
+        result = Lesson(lesson.batch, gap, bad_only).teach(pupil)
+        norms[dual] = result.metrics["update/grad_norm"].max
+    assert norms[0.0] > 1e-2
+    assert norms[3.0] == 0
+
+
+def test_in_bypass_mode_the_ratio_is_taken_to_the_behaviour():
+    pupil = trainer(mode="bypass")
+    lesson = prepare(pupil, noise=0.1)
+    found = lesson.teach(pupil).metrics["update/log_ratio"]
+    d = lesson.gap.log_ratio[lesson.correction.keep]
+    assert found.mean == pytest.approx(float(d.mean()), abs=1e-5)

@@ -177,7 +177,10 @@ def _learner(spec: ActorSpec, config: Config) -> Service:
         temperature=config.engine.temperature,
         seed=config.seed,
         version=spec.version,
-        keep_versions=config.staleness_bound + 1,
+        # Those a token may be of, the one before them for the label test, and, after a fused
+        # update, the one that the step started from.
+        keep_versions=config.staleness_bound + 2,
+        reference=checkpoint.load_reference(model) if resumed and config.train.kl_beta else None,
     )
     checkpoint.restore_optimizer(policy, trainer.optimizer, moments)
     run = RunDirectory.open(Path(spec.run))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OPTIMIZER = "optimizer.safetensors"
+REFERENCE = "reference.safetensors"
 
 
 def save(
@@ -31,6 +33,7 @@ def save(
     state: dict[str, Any],
     *,
     tokenizer_files_from: Path,
+    reference: Mapping[str, Tensor] | None = None,
 ) -> str:
     """Write a checkpoint.
 
@@ -40,6 +43,7 @@ def save(
         optimizer: Its optimiser.
         state: What the controller needs to go on, JSON.
         tokenizer_files_from: Directory whose tokenizer to copy.
+        reference: Tensors of the policy of the KL penalty, if there is one.
 
     Returns:
         SHA-256 of the manifest, in hex.
@@ -52,6 +56,8 @@ def save(
         from safetensors.torch import save_file
 
         save_file(_flat(model, optimizer), work / OPTIMIZER)
+        if reference is not None:
+            save_file(dict(reference), work / REFERENCE)
         (work / STATE).write_text(json.dumps(state, indent=1) + "\n")
 
     save_model(model, directory, tokenizer_files_from=tokenizer_files_from, also=extras)
@@ -64,16 +70,16 @@ def load(directory: Path) -> tuple[Any, dict[str, Tensor]]:
     Raises:
         CheckpointError: Missing, altered or unreadable.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    return load_model(directory), _tensors(directory / OPTIMIZER)
 
-    model = load_model(directory)
-    try:
-        return model, load_file(directory / OPTIMIZER)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            field=f"{directory.name}/{OPTIMIZER}", rule="readable", value=str(error)
-        ) from None
+
+def load_reference(directory: Path) -> dict[str, Tensor]:
+    """Tensors of the policy that a KL penalty is taken to.
+
+    Raises:
+        CheckpointError: Missing or unreadable: the run had no such penalty so far.
+    """
+    return _tensors(directory / REFERENCE)
 
 
 def restore_optimizer(
@@ -95,6 +101,18 @@ def retain(run: RunDirectory, keep: int) -> None:
     """Remove all but the newest checkpoints."""
     for path in sorted(run.checkpoints.glob("step-*"))[:-keep]:
         shutil.rmtree(path)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            field=f"{path.parent.name}/{path.name}", rule="readable", value=str(error)
+        ) from None
 
 
 def _flat(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

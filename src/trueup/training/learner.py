@@ -19,17 +19,18 @@ from torch import Tensor
 
 from trueup.config import Config
 from trueup.corrections.base import Correction
-from trueup.corrections.compose import correct
 from trueup.diagnostics.metrics import METRICS, Metric
 from trueup.gap import PolicyGap
 from trueup.records.directory import RunDirectory
 from trueup.records.tokens import EpisodeRow, write_step
 from trueup.training import checkpoint
+from trueup.training.corrected import Fused, Scored
 from trueup.training.messages import Consumed, Discarded, MetricValue, StepReport
+from trueup.training.method import Method
 from trueup.training.payload import PayloadStore
 from trueup.training.step_batch import StepBatch
 from trueup.training.step_metrics import Judge, attribution_metrics, batch_metrics, sketches
-from trueup.training.trainer import TorchTrainer
+from trueup.training.trainer import StepResult, TorchTrainer
 from trueup.training.version_scores import version_scores
 from trueup.types import WeightManifest
 
@@ -73,6 +74,7 @@ class Learner:
         self._retire = retire
         self._close = close
         self._tokenizer = tokenizer_files_from
+        self._method = Method(config)
         self._judge = Judge(config, precision=_precision(config, trainer))
 
     async def publish(self) -> WeightManifest:
@@ -107,17 +109,8 @@ class Learner:
                 [item.finished_version for item in consumed],
             )
         started = self._trainer.version
-        with phases("score"):
-            target = self._trainer.score(batch.packed)
-            assert target is not None, "the current version can always be scored"
-        with phases("attribute"):
-            scores = version_scores(batch, target, started, self._trainer, self._config)
-            gap = batch.gap(target, scores.own, started)
-            attributed = attribution_metrics(gap, scores)
-        with phases("correct"):
-            correction = self._correct(gap)
-        with phases("train"):
-            result = self._trainer.step(batch.packed, gap, correction)
+        learn = self._learn_fused if self._method.fuses else self._learn_scored
+        gap, correction, result, attributed = learn(batch, phases)
         t_publish = time.monotonic()
         manifest = None
         with phases("publish"):
@@ -167,25 +160,57 @@ class Learner:
             self._trainer.optimizer,
             {**state, "version": self._trainer.version},
             tokenizer_files_from=self._tokenizer,
+            reference=self._trainer.reference,
         )
         checkpoint.retain(self._run, self._config.checkpoint.keep)
         return str(path.relative_to(self._run.path)), digest
 
-    def _correct(self, gap: PolicyGap) -> Correction:
-        config = self._config
-        masks = config.schedule.consume == "mask"
-        return correct(
-            gap,
-            preset=config.correction.preset,
-            params=config.correction.params,
-            advantage=config.train.advantage,
-            zero_variance=config.train.zero_variance,
-            denominator=config.correction.denominator,
-            max_lag=config.staleness_bound if masks else None,
-            filters=config.correction.filters,
-            on=config.correction.on,
-            normalize=config.correction.normalize,
-        )
+    def _learn_scored(self, batch: StepBatch, phases: _Phases) -> _Learned:
+        """Score, attribute, correct, step."""
+        with phases("score"):
+            target = self._trainer.score(batch.packed)
+            assert target is not None, "the current version can always be scored"
+        gap, attributed = self._attribute(batch, target, self._trainer.version, phases)
+        with phases("correct"):
+            correction = self._method(gap)
+        with phases("train"):
+            frozen = Scored(gap, correction, self._config.train)
+            result = self._trainer.step(batch.packed, frozen)
+        return gap, correction, result, attributed
+
+    def _learn_fused(self, batch: StepBatch, phases: _Phases) -> _Learned:
+        """Step, correcting each micro-batch as it has gone forward; then attribute."""
+        version = self._trainer.version
+
+        def correct(whole: PolicyGap) -> Correction:
+            with phases("correct"):
+                return self._method(whole)
+
+        def correct_part(part: PolicyGap, baseline: Tensor | None) -> Correction:
+            with phases("correct"):
+                return self._method.part(part, baseline)
+
+        with phases("train"):
+            fused = Fused(
+                batch.gap(torch.zeros(batch.num_tokens), None, version),
+                correct=correct,
+                correct_part=correct_part,
+                scope=self._method.scope,
+                settings=self._config.train,
+            )
+            result = self._trainer.step(batch.packed, fused)
+            correction = fused.correction
+        gap, attributed = self._attribute(batch, fused.gap.logp_target, version, phases)
+        return gap, correction, result, attributed
+
+    def _attribute(
+        self, batch: StepBatch, target: Tensor, version: int, phases: _Phases
+    ) -> tuple[PolicyGap, dict[str, Metric]]:
+        """The gap with its parts, and their metrics; `target` is of the version."""
+        with phases("attribute"):
+            scores = version_scores(batch, target, version, self._trainer, self._config)
+            gap = batch.gap(target, scores.own, version)
+            return gap, attribution_metrics(gap, scores)
 
     def _discarded(self, discarded: Sequence[Discarded]) -> list[EpisodeRow]:
         rows = []
@@ -198,18 +223,25 @@ class Learner:
         write_step(self._run, step, rows)
 
 
+_Learned = tuple[PolicyGap, Correction, StepResult, dict[str, Metric]]
+"""The gap, its correction, what the update did, and the metrics of attribution."""
+
+
 class _Phases:
-    """Seconds spent in each named part."""
+    """Seconds spent in each named part; a part within another is not counted in both."""
 
     def __init__(self) -> None:
         self.t0 = time.monotonic()
         self.seconds: dict[str, float] = {}
+        self._within = 0.0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
+        start, outer, self._within = time.monotonic(), self._within, 0.0
         yield
-        self.seconds[name] = time.monotonic() - start
+        spent = time.monotonic() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._within
+        self._within = outer + spent
 
 
 def _rows(

@@ -9,7 +9,7 @@ from pathlib import Path
 from trueup.config import TINY_AGENT, Config, CorrectionConfig
 from trueup.environments.sandbox.table import resolve
 from trueup.environments.table import build
-from trueup.errors import RunDirectoryError
+from trueup.errors import ConfigError, RunDirectoryError
 from trueup.models import chat, directory
 from trueup.records.directory import RunDirectory
 from trueup.training import resume
@@ -34,6 +34,7 @@ def check(config: Config) -> World:
     """
     world = _world(config)
     _check_correction(config.correction)
+    _check_bypass(config)
     if config.model.path != TINY_AGENT:
         check_model(Path(config.model.path), world)
     return world
@@ -73,6 +74,22 @@ def _check_correction(chosen: CorrectionConfig) -> None:
     from trueup.corrections.table import find
 
     parts(find(chosen.preset), chosen.params, chosen.filters)
+
+
+def _check_bypass(config: Config) -> None:
+    """A ratio to μ is inside the clip already: a weight beside it would count the gap twice."""
+    from trueup.corrections.table import find
+
+    chosen = config.correction
+    preset = find(chosen.preset)
+    weighs = preset.name != "none" and preset.filter is None
+    if config.train.mode == "bypass" and (weighs or chosen.normalize):
+        raise ConfigError(
+            field="train.mode",
+            rule="decoupled with a correction that weighs: in bypass mode choose "
+            "correction.preset=none or one that only rejects",
+            value=f"bypass with {chosen.preset}",
+        )
 
 
 def _world(config: Config) -> World:

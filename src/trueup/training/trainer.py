@@ -1,7 +1,7 @@
 """The trainer: a port of three verbs, and its implementation in PyTorch.
 
-`score` says what the weights think of tokens, `step` learns from a step batch whose correction is
-already frozen, `export` hands out a version. Nothing here knows engines, episodes or schedules.
+`score` says what the weights think of tokens, `step` learns from a step batch and its correction,
+`export` hands out a version. Nothing here knows engines, episodes or schedules.
 
 Legend: N action tokens, S segments, E episodes.
 """
@@ -9,6 +9,7 @@ Legend: N action tokens, S segments, E episodes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,14 +17,16 @@ import torch
 from torch import Tensor
 
 from trueup.config import TrainConfig
-from trueup.corrections.base import Correction
-from trueup.diagnostics.metrics import Metric, metric_of, metrics_of
-from trueup.gap import PolicyGap
-from trueup.losses.policy import PolicyLoss, policy_loss
-from trueup.losses.reduce import token_sum
+from trueup.corrections.controllers import learning_rate_factor
+from trueup.diagnostics.metrics import Metric, metrics_of
+from trueup.losses.kl import reference_kl
+from trueup.losses.policy import PolicyLoss
+from trueup.losses.reduce import aggregation, token_sum
+from trueup.losses.table import LOSSES
 from trueup.models.load import load_state, state_tensors
 from trueup.models.logprobs import action_logprobs
 from trueup.models.packed import MicroBatch, PackedBatch, microbatches
+from trueup.training.corrected import Corrected, LossTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,13 +53,23 @@ class Trainer(Protocol):
         """
         ...
 
-    def step(self, batch: PackedBatch, gap: PolicyGap, correction: Correction) -> StepResult:
+    def step(self, batch: PackedBatch, corrected: Corrected) -> StepResult:
         """Learn; `version` grows by one if any optimiser step was taken."""
         ...
 
     def export(self) -> dict[str, Tensor]:
         """The tensors of the current version; they may share memory with the live weights."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What a micro-batch added to the gradient."""
+
+    loss: PolicyLoss
+    tokens: LossTokens
+    kl: Tensor | None
+    """[n] k3 to the reference."""
 
 
 class TorchTrainer:
@@ -69,6 +82,7 @@ class TorchTrainer:
         seed: With the version, it orders the episodes of a step.
         version: Version of the weights as they come in.
         keep_versions: Earlier versions that can still be scored.
+        reference: Tensors of the policy of the KL penalty; the weights as they come in if None.
     """
 
     def __init__(
@@ -80,106 +94,159 @@ class TorchTrainer:
         seed: int,
         version: int = 0,
         keep_versions: int = 1,
+        reference: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Nothing is trained yet."""
         self.version = version
         self.model: Any = model
         self.optimizer = _optimizer(model, settings)
-        self._settings = settings
+        self.settings = settings
+        self._loss = LOSSES[settings.loss]
         self._temperature = temperature
         self._seed = seed
         self._keep = keep_versions
-        self._earlier: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
+        self._earlier: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
+        self.reference = (reference or self._copy()) if settings.kl_beta else None
+        """Tensors of the policy of the KL penalty, if there is one."""
 
-    @torch.no_grad()
     def score(self, batch: PackedBatch, version: int | None = None) -> Tensor | None:
         """[N] log-probs in float32; the weights of an earlier version are swapped in and out."""
         if version is None or version == self.version:
             return self._logp(batch)
         if version not in self._earlier:
             return None
-        current = {name: tensor.clone() for name, tensor in state_tensors(self.model).items()}
-        load_state(self.model, self._earlier[version])
-        try:
-            return self._logp(batch)
-        finally:
-            load_state(self.model, current)
+        return self._logp_under(self._earlier[version], batch)
 
-    def step(self, batch: PackedBatch, gap: PolicyGap, correction: Correction) -> StepResult:
+    def step(self, batch: PackedBatch, corrected: Corrected) -> StepResult:
         """One pass over the step batch in mini-batches of whole episodes.
 
         The loss of a mini-batch is (M/Z) Σ over its kept tokens, with Z of the step batch and M
-        mini-batches: its expectation is the step batch's, whatever it happens to hold.
+        mini-batches: its expectation is the step batch's, whatever it happens to hold. Gradients
+        are summed first and divided by Z last, because a fused step knows Z only then.
         """
-        before = {name: tensor.clone() for name, tensor in state_tensors(self.model).items()}
-        parts = _minibatches(gap, self._settings.minibatches, self._seed, self.version)
-        losses: list[PolicyLoss] = []
-        keeps: list[Tensor] = []
-        advantages: list[Tensor] = []
+        before = self._copy()
+        reference = self._logp_under(self.reference, batch) if self.reference is not None else None
+        minibatches = _minibatches(corrected, self.settings.minibatches, self._seed, self.version)
+        parts: list[_Part] = []
         norms: list[Tensor] = []
         skipped = 0
-        scale = correction.denominator / len(parts)
-        for segments in parts:
-            tokens = batch.actions_of(segments)
-            if not bool(correction.keep[tokens].any()):
-                continue
+        for segments in minibatches:
             self.optimizer.zero_grad(set_to_none=True)
-            for micro in microbatches(batch.select(segments), self._settings.microbatch_tokens):
-                index = tokens[micro.actions]
-                if not bool(correction.keep[index].any()):
-                    continue
-                losses.append(self._backward(micro, gap, correction, index, scale))
-                keeps.append(correction.keep[index])
-                advantages.append(correction.advantages[index])
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.grad_clip)
+            here = self._accumulate(batch, segments, corrected, reference)
+            parts += here
+            if not any(bool(part.tokens.keep.any()) for part in here):
+                continue
+            self._scale_gradient(len(minibatches) / self._denominator(corrected))
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
             if not bool(torch.isfinite(norm)):
                 skipped += 1
                 continue
             norms.append(norm.detach())
+            self._set_learning_rate(corrected)
             self.optimizer.step()
         if norms:
             self._remember(before)
             self.version += 1
-        metrics = _update_metrics(losses, keeps, advantages, norms)
+        metrics = _update_metrics(parts, norms)
         metrics["update/skipped"] = Metric.of(skipped)
+        if norms:
+            metrics["update/learning_rate"] = Metric.of(self.optimizer.param_groups[0]["lr"])
         return StepResult(updates=len(norms), metrics=metrics)
 
     def export(self) -> dict[str, Tensor]:
         """The live tensors by name."""
         return state_tensors(self.model)
 
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in state_tensors(self.model).items()}
+
+    @torch.no_grad()
     def _logp(self, batch: PackedBatch) -> Tensor:
         return action_logprobs(
             self.model,
             batch,
             temperature=self._temperature,
-            microbatch_tokens=self._settings.microbatch_tokens,
+            microbatch_tokens=self.settings.microbatch_tokens,
         ).logp
 
-    def _backward(
-        self,
-        micro: MicroBatch,
-        gap: PolicyGap,
-        correction: Correction,
-        index: Tensor,
-        scale: float,
-    ) -> PolicyLoss:
-        """Accumulate the gradient of one micro-batch, whose tokens are `index` of the N."""
-        logp = action_logprobs(self.model, micro.batch, temperature=self._temperature).logp
-        keep = correction.keep[index]
-        loss = policy_loss(
-            logp,
-            logp_old=gap.logp_target[index],
-            advantage=correction.advantages[index],
-            weight=correction.weight[index],
-            keep=keep,
-            clip_low=self._settings.clip_low,
-            clip_high=self._settings.clip_high,
-        )
-        token_sum(loss.per_token, keep, denominator=scale).backward()  # type: ignore[no-untyped-call]
-        return loss
+    def _logp_under(self, tensors: Mapping[str, Tensor], batch: PackedBatch) -> Tensor:
+        """[N] log-probs under other weights, which are swapped in and out."""
+        current = self._copy()
+        load_state(self.model, tensors)
+        try:
+            return self._logp(batch)
+        finally:
+            load_state(self.model, current)
 
-    def _remember(self, tensors: dict[str, Tensor]) -> None:
+    def _accumulate(
+        self,
+        batch: PackedBatch,
+        segments: Tensor,
+        corrected: Corrected,
+        reference: Tensor | None,
+    ) -> list[_Part]:
+        """Add the gradient of Z times the loss of these segments, a micro-batch at a time."""
+        tokens = batch.actions_of(segments)
+        unit = corrected.unit[segments] if corrected.unit is not None else None
+        size = self.settings.microbatch_tokens
+        parts: list[_Part] = []
+        for micro in microbatches(batch.select(segments), size, unit=unit):
+            index = tokens[micro.actions]
+            if corrected.wants(index):
+                parts.append(self._backward(micro, index, corrected, reference))
+        return parts
+
+    def _backward(
+        self, micro: MicroBatch, index: Tensor, corrected: Corrected, reference: Tensor | None
+    ) -> _Part:
+        """Add the gradient of one micro-batch, whose tokens are `index` of the N."""
+        logp = action_logprobs(
+            self.model,
+            micro.batch,
+            temperature=self._temperature,
+            microbatch_tokens=self.settings.microbatch_tokens,
+        ).logp
+        tokens = corrected.tokens(index, logp.detach())
+        sizes = micro.batch.action_offsets.diff()
+        loss = self._loss.terms(
+            self.settings,
+            logp,
+            logp_old=tokens.logp_old,
+            advantage=tokens.advantage,
+            weight=tokens.weight,
+            keep=tokens.keep,
+            sequence=torch.arange(len(sizes)).repeat_interleave(sizes),
+        )
+        terms, kl = loss.per_token, None
+        if reference is not None:
+            kl = reference_kl(logp, logp_reference=reference[index], keep=tokens.keep)
+            terms = terms + self.settings.kl_beta * kl
+        if bool(tokens.keep.any()):
+            total = token_sum(tokens.share * terms, tokens.keep, denominator=1.0)
+            total.backward()  # type: ignore[no-untyped-call]
+        return _Part(loss=loss, tokens=tokens, kl=None if kl is None else kl.detach())
+
+    def _denominator(self, corrected: Corrected) -> float:
+        return aggregation(
+            self.settings.aggregation,
+            counted=corrected.correction.counts,
+            episode=corrected.gap.episode,
+            num_episodes=corrected.num_episodes,
+            constant=self.settings.sequence_constant,
+        ).denominator
+
+    def _scale_gradient(self, factor: float) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _set_learning_rate(self, corrected: Corrected) -> None:
+        if self.settings.lr_ess:
+            factor = learning_rate_factor(corrected.correction.metrics)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.settings.lr * factor
+
+    def _remember(self, tensors: Mapping[str, Tensor]) -> None:
         self._earlier[self.version] = tensors
         while len(self._earlier) > self._keep:
             self._earlier.popitem(last=False)
@@ -198,32 +265,32 @@ def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Opt
     )
 
 
-def _minibatches(gap: PolicyGap, count: int, seed: int, version: int) -> list[Tensor]:
+def _minibatches(corrected: Corrected, count: int, seed: int, version: int) -> list[Tensor]:
     """Segments of each mini-batch: episodes in an order that seed and version fix."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + version) % 2**63)
-    order = torch.randperm(gap.num_episodes, generator=generator)
+    order = torch.randperm(corrected.num_episodes, generator=generator)
     part_of = torch.empty_like(order)
     for part, episodes in enumerate(order.tensor_split(count)):
         part_of[episodes] = part
-    return [(part_of[gap.segment_episode] == part).nonzero().flatten() for part in range(count)]
+    return [
+        (part_of[corrected.segment_episode] == part).nonzero().flatten() for part in range(count)
+    ]
 
 
-def _update_metrics(
-    losses: list[PolicyLoss], keeps: list[Tensor], advantages: list[Tensor], norms: list[Tensor]
-) -> dict[str, Metric]:
-    if not losses:
+def _update_metrics(parts: Sequence[_Part], norms: list[Tensor]) -> dict[str, Metric]:
+    if not parts:
         return {}
-    keep, advantage = torch.cat(keeps), torch.cat(advantages)
-    metrics = metrics_of(
-        {
-            "update/log_ratio": (torch.cat([x.log_ratio for x in losses]), keep),
-            "update/clip_high": (
-                torch.cat([x.clipped_high for x in losses]),
-                keep & (advantage > 0),
-            ),
-            "update/clip_low": (torch.cat([x.clipped_low for x in losses]), keep & (advantage < 0)),
-        }
-    )
+    losses = [part.loss for part in parts]
+    keep = torch.cat([part.tokens.keep for part in parts])
+    advantage = torch.cat([part.tokens.advantage for part in parts])
+    values: dict[str, Tensor | tuple[Tensor, Tensor | None]] = {
+        "update/log_ratio": (torch.cat([x.log_ratio for x in losses]), keep),
+        "update/clip_high": (torch.cat([x.clipped_high for x in losses]), keep & (advantage > 0)),
+        "update/clip_low": (torch.cat([x.clipped_low for x in losses]), keep & (advantage < 0)),
+    }
     if norms:
-        metrics["update/grad_norm"] = metric_of(torch.stack(norms))
-    return metrics
+        values["update/grad_norm"] = torch.stack(norms)
+    kls = [part.kl for part in parts if part.kl is not None]
+    if kls:
+        values["update/reference_kl"] = (torch.cat(kls), keep)
+    return metrics_of(values)
