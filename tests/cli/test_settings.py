@@ -48,7 +48,7 @@ def test_a_preset_is_explained_by_formula_source_and_price(trueup):
     out = trueup("config", "explain", "correction.preset=tis").out
     assert "w = min(ρ, cap)" in out
     assert "source: Yao et al. 2025" in out
-    assert "price: 1 forward per token" in out
+    assert "price: nothing with 1 optimiser step" in out
 
 
 def test_constants_are_explained_for_the_presets_that_have_them(trueup):

@@ -48,16 +48,12 @@ ALIASES: Mapping[str, str] = {
 }
 """Names that others give to the same method. The constants are those of our table."""
 
-_FUSED = (
-    "1 forward per token for log π_old; it may be the update's own with one optimiser step per "
-    "step batch and denominator 'all'"
-)
-_SCORED_FIRST = "1 forward per token for log π_old of the whole step batch, before the update's own"
+_FUSED = "nothing with 1 optimiser step per step batch{}; else 1 forward per token for log π_old"
 PRICE: Mapping[Scope, str] = {
-    "token": _FUSED,
-    "sequence": _FUSED,
-    "group": _SCORED_FIRST,
-    "batch": _SCORED_FIRST,
+    "token": _FUSED.format(""),
+    "sequence": _FUSED.format(", whole episodes in a micro-batch"),
+    "group": _FUSED.format(", whole groups in a micro-batch"),
+    "batch": "1 forward per token for log π_old of the whole step batch, before the update's own",
 }
 """What a preset costs, by scope."""
 
