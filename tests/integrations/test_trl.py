@@ -19,6 +19,7 @@ from trueup.diagnostics.attribution import attribution
 from trueup.errors import ConfigError, DataError
 from trueup.integrations import apply
 from trueup.integrations.trl import TrueUp
+from trueup.integrations.trl_batch import score
 
 pytestmark = pytest.mark.extra
 
@@ -189,7 +190,7 @@ def test_transformers_generation_is_recorded_while_it_decodes(tmp_path):
     for temperature in (1.0, 0.7):
         trainer = build(Corrected, tmp_path, temperature=temperature)
         batch = batch_of(trainer)
-        scored = trainer._score(batch)
+        scored = score(trainer, batch)
         mask = batch["completion_mask"].bool()
         gap = (scored - batch["sampling_per_token_logps"])[mask]
         assert mask.sum() > 8

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trueup.errors import ConfigError, DataError
-from trueup.integrations.trl import TrueUp, turns
+from trueup.integrations.trl import TrueUp
+from trueup.integrations.trl_batch import turns
 
 T = torch.tensor
 LN2 = math.log(2)
@@ -154,6 +155,14 @@ def test_a_turn_is_a_run_of_action_tokens():
 def test_log_probs_that_do_not_pair_with_ids_are_refused_before_trl_pads_them(rows, message):
     with pytest.raises(DataError, match=message):
         Trainer(rows=rows)._generate_and_score_completions([{}, {}])
+
+
+def test_scores_that_are_longer_than_the_completions_are_refused():
+    made = Trainer(rows=ROWS, use_vllm=False, rollout_func=print)
+    with pytest.raises(DataError, match=r"logp_version\[1\] must be no longer than 2, got 3"):
+        made._generate_and_score_completions(
+            [{"version": 5, "logp_version": values} for values in ([-1.0], [-1.0] * 3)]
+        )
 
 
 def test_groups_are_of_the_size_that_the_mode_generates():
