@@ -138,6 +138,44 @@ def test_a_rejected_row_leaves_the_baseline_of_its_group():
     assert made.metrics["excluded/garbage_episodes"].sum == 1
 
 
+def test_without_groups_a_rejected_row_changes_no_other():
+    made = apply(
+        T([3.0, -1.0, -2.0]),
+        target=torch.full((3, 1), -1.0),
+        behaviour=T([[math.nan], [-1.0], [-1.0]]),
+        mask=torch.ones(3, 1),
+        preset="none",
+    )
+    assert made.advantages.tolist() == [[0.0], [-1.0], [-2.0]]
+
+
+def test_weights_can_be_normalised():
+    log2 = math.log(2)
+    made = apply(
+        torch.ones(1),
+        target=torch.full((1, 2), -2.0),
+        behaviour=T([[-2.0 - log2, -2.0 + log2]]),
+        mask=torch.ones(1, 2),
+        preset="tis",
+        normalize=True,
+    )
+    assert torch.allclose(made.weight, T([[2.0, 0.5]]) / 1.25)
+
+
+def test_filters_of_other_presets_come_first():
+    log2 = math.log(2)
+    made = apply(
+        torch.ones(1),
+        target=torch.full((1, 2), -2.0),
+        behaviour=T([[-2.0 - 2 * log2, -2.0 - log2]]),
+        mask=torch.ones(1, 2),
+        preset="tis",
+        filters={"k1-token": {"high": 3.0}},
+    )
+    assert made.keep.tolist() == [[False, True]]
+    assert torch.allclose(made.weight, T([[0.0, 2.0]]))
+
+
 def test_what_is_left_alone_in_its_group_has_advantage_0_and_stays_in_the_loss():
     made = apply(
         T([1.0, -1.0]),

@@ -66,6 +66,11 @@ def test_what_trl_would_ignore_is_refused_by_its_name(changes, field):
         {"temperature": 1.0, **serving("raw_logprobs")},
         {"generation_kwargs": {"stop": ["</a>"], "top_k": 0}},
         {"use_vllm": False, "rollout_func": print, "top_p": 0.9},
+        {
+            "use_vllm": False,
+            "rollout_func": print,
+            "use_transformers_continuous_batching": True,
+        },
     ],
 )
 def test_what_trl_hands_on_is_accepted(changes):
