@@ -73,6 +73,14 @@ def test_binary_divergence_rejects_sure_tokens_sooner_than_rare_ones():
     assert correct(gap, preset="kpop", params={"limit": 0.144}).keep.tolist() == [T, T, F, T]
 
 
+def test_both_directions_of_the_binary_divergence_must_be_within_the_limit():
+    # .5 → .25 and .25 → .5: one direction is .131, the other .144, in either order.
+    half, quarter = math.log(0.5), math.log(0.25)
+    gap = make_gap([[quarter, half], [0.0]], [[half, quarter], [0.0]])
+    assert correct(gap, preset="kpop", params={"limit": 0.135}).keep.tolist() == [F, F, T]
+    assert correct(gap, preset="kpop", params={"limit": 0.145}).keep.tolist() == [T, T, T]
+
+
 @given(d=st.floats(-18, 18))
 def test_estimates_of_the_divergence_are_never_negative(d):
     x = torch.tensor([d], dtype=torch.float64)

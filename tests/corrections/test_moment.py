@@ -31,6 +31,10 @@ def test_the_largest_go_until_the_mean_of_the_rest_is_below_tau(d, kept):
     assert mask(d) == kept
 
 
+def test_a_mean_of_exactly_tau_is_not_below_it():
+    assert mask([0.5, 0.5], tau=0.25) == [False, False]
+
+
 def test_a_token_that_is_excluded_already_makes_no_room_for_others():
     # d² = .01, .09: mean .05 ≥ τ. With the unknown token counted as 0 it would be .033.
     gap = ratio_gap([[0.1, math.nan], [0.3]], rewards=[0, 1])

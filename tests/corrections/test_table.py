@@ -151,16 +151,17 @@ def test_every_constant_at_its_limits_leaves_equal_policies_uncorrected():
 
 
 def test_filters_reject_in_order_before_the_weights():
-    # Episode means .5, 0: the geometric filter takes the first; m2po then finds the rest small.
-    gap = ratio_gap([[0.5, 0.5], [0.1, -0.1], [0.0]], rewards=[0, 1, 2])
-    made = correct(gap, preset="tis", filters={"geo": {"high": 1.2}, "m2po": {"tau": 0.01}})
-    assert made.keep.tolist() == [False, False, True, True, True]
-    assert made.weight.tolist() == pytest.approx([0, 0, math.exp(0.1), math.exp(-0.1), 1])
-    # The other way round the second moment takes the same tokens, and the episode is rejected.
-    assert made.metrics["excluded/filtered_episodes"].sum == 1
-    only = correct(gap, preset="tis", filters={"m2po": {"tau": 0.01}})
-    assert only.keep.tolist() == made.keep.tolist()
-    assert only.metrics["excluded/filtered_episodes"].sum == 0
+    # The geometric filter takes the first episode, mean .05. Of the rest d² is .09, .09, 0: more
+    # than τ on average, so that the second moment takes the larger two.
+    gap = ratio_gap([[0.05, 0.05], [0.3, -0.3], [0.0]], rewards=[0, 1, 2])
+    filters = {"geo": {"high": 1.02}, "m2po": {"tau": 0.05}}
+    made = correct(gap, preset="tis", filters=filters)
+    assert made.keep.tolist() == [False, False, False, False, True]
+    assert made.metrics["excluded/filtered_episodes"].sum == 1  # a token filter rejects no episode
+    # First, the second moment finds the small ones as well, a mean of .037, and takes none.
+    other = correct(gap, preset="tis", filters=dict(reversed(filters.items())))
+    assert other.keep.tolist() == [False, False, True, True, True]
+    assert other.weight.tolist() == pytest.approx([0, 0, math.exp(0.3), math.exp(-0.3), 1])
 
 
 @pytest.mark.parametrize(

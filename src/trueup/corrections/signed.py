@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.corrections.levels import GEOMETRIC, PRODUCT, TOKEN
 from trueup.corrections.preset import Constant, Constants, Filter, Preset, Ratios, Weights
 from trueup.corrections.truncated import importance_weights, unbounded
-from trueup.gap import LOG_RATIO_LIMIT, exp_clamped
+from trueup.gap import exp_clamped
 
 
 def _not_stale_and_bad(ratios: Ratios, constants: Constants) -> Tensor:
@@ -34,8 +34,8 @@ def _tapered_weights(ratios: Ratios, constants: Constants) -> Weights:
 
 
 def _soft_weights(ratios: Ratios, constants: Constants) -> Weights:
-    """W^k e^{λ(1−W)}, exponentiated once."""
-    d = ratios.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """W^k e^{λ(1−W)}, exponentiated once: what is infinite inside becomes 0."""
+    d = ratios.log_ratio
     good, bad = (
         (constants[f"k_{sign}"] * d + constants[f"lambda_{sign}"] * (1 - d.exp())).exp()
         for sign in ("good", "bad")
