@@ -58,6 +58,8 @@ def test_a_loop_that_drops_the_long_is_marked(writer):
     for i in range(10):
         launch(run, f"l{i}", tokens=100 + i % 3, reward=i % 2)
     consume(run, short)
+    longer = [f"l{i}" for i in range(10)]
+    run.add(3.0, "drop", group=1, version=1, reason="stale", episodes=longer)
     path = run.close()
     consumed = stages(path)["consumed"]
     assert consumed.tokens.z < -ALARM
@@ -65,6 +67,21 @@ def test_a_loop_that_drops_the_long_is_marked(writer):
     table = selection_table(list(stages(path).values()))
     assert f"({consumed.tokens.z:+.0f} SE)" in table
     assert table in render_report(path)
+
+
+@pytest.mark.parametrize("reason", ["run_end", "resume", None])
+def test_what_a_run_did_not_come_to_is_not_lost(writer, reason):
+    run = writer()
+    short = [f"s{i}" for i in range(20)]
+    for i, name in enumerate(short):
+        launch(run, name, tokens=10 + i % 3, reward=i % 2)
+    for i in range(10):
+        launch(run, f"l{i}", tokens=100 + i % 3, reward=i % 2)
+    consume(run, short)
+    if reason is not None:
+        longer = [f"l{i}" for i in range(10)]
+        run.add(3.0, "drop", group=1, version=1, reason=reason, episodes=longer)
+    assert stages(run.close())["consumed"].tokens.z is None
 
 
 def test_what_was_selected_without_loss_is_not_marked(simulated):

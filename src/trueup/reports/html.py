@@ -153,8 +153,8 @@ def _sections(run_dir: Path, records: Records, summary: Summary) -> list[Markup]
 
 _SELECTION = (
     "Means over the episodes of each stage. In brackets: how far, in standard errors, they are "
-    "from the episodes that the stage left out, where that is 4 or more. Difficulty is 1 − mean "
-    "reward of the task."
+    "from the episodes that were lost before the stage, where that is 4 or more. Difficulty is 1 − "
+    "mean reward of the task."
 )
 
 

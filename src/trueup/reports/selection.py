@@ -2,8 +2,8 @@
 
 What an attempt will cost is unknown when it is launched, but its task is known: so difficulty (1 −
 mean reward of the task over the run) is compared from the launch on, length, turns, duration and
-reward of the graded from the finish on. A stage is compared with what it left out of the stage
-before.
+reward of the graded from the finish on. A stage is compared with what it lost of the stage before.
+What was still running or waiting when a run ended is not lost: it is later, of another policy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ from trueup.reports.svg import number
 from trueup.reports.tables import table
 
 STAGES = ("launched", "finished", "consumed", "kept")
+_NOT_LOST = ("run_end", "resume")
+"""Reasons of a drop that say nothing about the episode."""
 ALARM = 4.0
 """Standard errors from which a difference to the stage before is marked."""
+
+
+FEWEST = 8
+"""Episodes that a mean needs on either side to be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,7 @@ class Quantity:
     mean: float | None
     """None where no episode has it, or not every one yet."""
     z: float | None
-    """Of the difference to the episodes that this stage left out; None where there are none."""
+    """Of the difference to the episodes that this stage lost; None where these are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,17 @@ def selection(run_dir: Path, history: History) -> list[Stage]:
     consumed = [a for step in history.steps for a in step.consumed]
     kept = _kept(run_dir, history)
     hard = _difficulty(finished)
+    dropped = {
+        episode
+        for event in history.events("drop")
+        if event.payload["reason"] not in _NOT_LOST
+        for episode in event.payload["episodes"]
+    }
+
+    def lost(attempt: Attempt) -> bool:
+        failed = attempt.finish is not None and attempt.reward is None
+        return failed or attempt.episode in dropped
+
     measures: dict[str, Callable[[Attempt], float | None]] = {
         "difficulty": lambda a: hard.get(a.task),
         "tokens": lambda a: _number(a, "action_tokens"),
@@ -73,9 +90,9 @@ def selection(run_dir: Path, history: History) -> list[Stage]:
         if not attempts:
             continue
         inside = {id(a) for a in attempts}
-        left_out = [a for a in before if id(a) not in inside]
+        gone = [a for a in before if id(a) not in inside and (name == "kept" or lost(a))]
         columns = {
-            key: _compare(_values(attempts, measure), _values(left_out, measure))
+            key: _compare(_values(attempts, measure), _values(gone, measure))
             if name != "launched" or key == "difficulty"
             else Quantity(mean=None, z=None)
             for key, measure in measures.items()
@@ -152,7 +169,7 @@ def _compare(inside: Sequence[float], outside: Sequence[float]) -> Quantity:
     if not inside:
         return Quantity(mean=None, z=None)
     mean = sum(inside) / len(inside)
-    if len(inside) < 2 or len(outside) < 2:
+    if min(len(inside), len(outside)) < FEWEST:
         return Quantity(mean=mean, z=None)
     other = sum(outside) / len(outside)
     error = math.sqrt(_variance(inside, mean) + _variance(outside, other))
