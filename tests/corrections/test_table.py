@@ -10,7 +10,7 @@ from trueup.config import CorrectionConfig, TrainConfig
 from trueup.corrections.cause import Cause
 from trueup.corrections.compose import ZeroVarianceKind, apply, correct
 from trueup.corrections.levels import TOKEN
-from trueup.corrections.method import scope
+from trueup.corrections.method import widest
 from trueup.corrections.preset import Filter
 from trueup.corrections.table import ALIASES, FILTERS, PRESETS, explain, find
 from trueup.errors import ConfigError
@@ -189,11 +189,9 @@ def test_normalised_weights_have_mean_one_over_what_is_kept():
 
 
 def test_the_scope_of_a_choice_is_that_of_its_widest_part():
-    assert scope(PRESETS["tis"]) == "token"
-    assert scope(PRESETS["tis"], ["opsm"]) == "sequence"
-    assert scope(PRESETS["tis"], ["opsm", "k1-mean"]) == "group"
-    assert scope(PRESETS["seq-tis"], ["k1-token"]) == "sequence"
-    assert scope(PRESETS["tis"], normalize=True) == "batch"
+    assert widest(["token", "sequence", "token"]) == "sequence"
+    assert widest(["group", "sequence"]) == "group"
+    assert widest(["batch", "group"]) == "batch"
 
 
 def test_a_filter_of_whole_episodes_has_the_scope_of_its_group():

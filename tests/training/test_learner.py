@@ -147,6 +147,24 @@ def test_the_gap_is_split_by_the_score_of_the_version_that_sampled(tmp_path: Pat
         assert second[name]["logp_target"] != second[name]["logp_version"]
 
 
+def test_staleness_alone_is_corrected_by_the_ratio_to_the_version_that_sampled(tmp_path: Path):
+    # Engine and trainer disagree by nats here; the cap and the filter bind on staleness alone.
+    rig = Rig(
+        tmp_path,
+        ("correction.on=staleness", "correction.preset=is", "correction.filters.k1-token.high=1.5"),
+    )
+    batch = pair("a")
+    rig.update(*batch, step=0)
+    assert rig.rows(0)["a0"]["weight"] == [1, 1, 1]  # fresh: nothing is stale
+    rig.update(*batch, step=1)
+    for row in rig.rows(1).values():
+        stale = [t - v for t, v in zip(row["logp_target"], row["logp_version"], strict=True)]
+        kept = [math.log(0.5) <= d <= math.log(1.5) for d in stale]
+        expected = [math.exp(d) if k else 0 for d, k in zip(stale, kept, strict=True)]
+        assert row["keep"] == kept
+        assert row["weight"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_each_token_of_an_episode_of_three_versions_is_scored_by_its_own(tmp_path: Path):
     rig = Rig(tmp_path)
     batch = pair("a")

@@ -47,9 +47,3 @@ def parts(preset: Preset, params: Mapping[str, float], filters: Filters) -> tupl
 def widest(scopes: Sequence[Scope]) -> Scope:
     """The one that needs most."""
     return max(scopes, key=_SCOPES.index)
-
-
-def scope(preset: Preset, filters: Sequence[str] = (), *, normalize: bool = False) -> Scope:
-    """The widest scope of what was chosen; normalised weights need the whole step batch."""
-    chosen = [preset.scope, *(find_filter(name).scope for name in filters)]
-    return "batch" if normalize else widest(chosen)
