@@ -50,12 +50,11 @@ class Method:
     def scope(self) -> Scope:
         """Whose log-probs must be known now before a token's term of the loss is."""
         chosen = self._config.correction
-        open_gates = [x.name for x in self._chosen if x.scope == "batch" and not self._knows(x)]
-        if chosen.normalize and NORMALIZE not in self._gates:
-            open_gates.append(NORMALIZE)
-        if chosen.off_below and _OFF not in self._gates:
-            open_gates.append(_OFF)
-        if open_gates:
+        if (
+            any(x.scope == "batch" and not self._knows(x) for x in self._chosen)
+            or (chosen.normalize and NORMALIZE not in self._gates)
+            or (chosen.off_below and _OFF not in self._gates)
+        ):
             return "batch"
         scopes: list[Scope] = ["token" if self._knows(x) else x.scope for x in self._chosen]
         return widest(scopes)
