@@ -24,7 +24,7 @@ LOG_RATIO_LIMIT = 20.0
 
 def exp_clamped(log_ratio: Tensor) -> Tensor:
     """e^x with x clamped to ±`LOG_RATIO_LIMIT`: finite in float32, and its square in float64."""
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp_()
 
 
 def distinct(values: Tensor) -> tuple[Tensor, Tensor]:

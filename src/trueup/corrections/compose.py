@@ -132,7 +132,7 @@ def apply(
     """
     chosen = parts(preset, params, filters or {})
     pair = part_of(gap, on)
-    valid, nothing = pair.valid, torch.zeros_like(pair.logp_target)
+    valid, nothing = pair.valid, pair.logp_target.new_zeros(1).expand(gap.num_tokens)
     at = cache(lambda level: level.log_ratio(pair))
     ratios = Ratios(gap=pair, log_ratio=at(preset.level), keep=valid, advantage=nothing)
     gating = _Gates(gates or {})
