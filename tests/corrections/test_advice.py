@@ -15,6 +15,7 @@ from support.gaps import make_gap, ratio_gap
 from trueup.corrections.advice import Recommendation, facts, recommend
 from trueup.corrections.compose import correct
 from trueup.corrections.whatif import whatif
+from trueup.diagnostics.calibration import calibration
 from trueup.gap import PolicyGap
 
 V = 20
@@ -176,6 +177,14 @@ def test_a_mean_ratio_below_one_may_be_what_was_never_sampled():
     found = recommend(facts([gap]))
     assert not found.fixes
     assert found.cautions[0].startswith("the mean ratio of a step batch is below 1 (z = -")
+
+
+def test_noise_of_the_scorer_is_no_bug_however_many_tokens_show_it():
+    noise = 0.05 * torch.randn(200, 800, generator=torch.Generator().manual_seed(0))
+    gap = ratio_gap(noise.tolist())
+    assert calibration(gap).z > 4
+    found = recommend(facts([gap]))
+    assert not found.fixes
 
 
 def test_facts_are_worked_out_by_hand():

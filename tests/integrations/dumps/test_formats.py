@@ -1,5 +1,5 @@
 import json
-from math import inf, log, nan
+from math import inf, log
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +110,27 @@ def test_versions_give_lags_and_scored_versions_a_split(tmp_path):
     assert dump.missing == ()
 
 
+def test_what_a_mask_takes_out_is_taken_out_of_every_column(tmp_path):
+    row = {
+        "logp_target": [-9.0, -1.0, -2.0],
+        "logp_behaviour": [-9.0, -1.5, -2.0],
+        "logp_version": [-9.0, -1.2, -2.0],
+        "mask": [0, 1, 1],
+        "version": [0, 3, 4],
+        "trainer_version": 5,
+        "engine": ["x", "a", "b"],
+        "advantage": [9.0, 0.5, 0.5],
+    }
+    dump = read(lines(tmp_path / "x.jsonl", row))
+    (gap,) = dump.batches
+    assert gap.logp_target.tolist() == [-1.0, -2.0]
+    assert (gap.version.tolist(), gap.lag.tolist()) == ([3, 4], [2, 1])
+    assert (dump.engines, gap.engine.tolist()) == (("a", "b"), [0, 1])
+    assert gap.logp_version is not None
+    assert gap.logp_version.tolist() == pytest.approx([-1.2, -2.0])
+    assert gap.reward.tolist() == [0.5]
+
+
 def test_an_unknown_version_is_none_and_no_lag(tmp_path):
     (gap,) = read(lines(tmp_path / "x.jsonl", ARRAYS)).batches
     assert (gap.version.tolist(), gap.lag.tolist()) == ([-1, -1], [0, 0])
@@ -175,7 +196,7 @@ def test_a_bad_row_is_refused_by_name(tmp_path, change, message):
 
 def test_a_missing_behaviour_log_prob_is_counted_and_never_a_ratio_of_one(tmp_path):
     row = ARRAYS | {"logp_behaviour": [None, -2.0]}
-    rows = [row, row | {"logp_behaviour": [nan, -inf]}]
+    rows = [row, row | {"logp_behaviour": [inf, -inf]}]
     dump = read(lines(tmp_path / "x.jsonl", *rows))
     assert dump.batches[0].valid.tolist() == [False, True, False, False]
     assert dump.notes[0].startswith("3 of 4 action tokens (75.00%) have no finite behaviour")
