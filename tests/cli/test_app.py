@@ -23,7 +23,16 @@ def test_help_names_every_command(trueup):
     assert answer.code == 0
     listed = answer.out.partition("Commands:")[2].splitlines()
     names = [line.split()[0] for line in listed if line.strip()]
-    assert names == ["train", "report", "audit", "whatif", "doctor", "recipes", "config"]
+    assert names == [
+        "train",
+        "report",
+        "audit",
+        "whatif",
+        "reproduce",
+        "doctor",
+        "recipes",
+        "config",
+    ]
     assert trueup().out == answer.out == trueup("-h").out
 
 

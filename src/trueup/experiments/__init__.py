@@ -1,0 +1,1 @@
+"""Experiments: a claim, how it is tested, and the source's figures beside ours."""
