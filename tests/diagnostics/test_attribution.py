@@ -82,6 +82,12 @@ def test_the_interval_over_episodes_covers_the_true_mean():
     assert covered > 50
 
 
+def test_more_episodes_than_are_drawn_at_a_time_have_an_interval_too():
+    low, high = attribution(_drawn(0, episodes=5000)).staleness.mean_interval
+    # ± 1.96·√((.2² + .2²/5)/5000) = .00607; a percentile of 1000 resamples is known to about 5 %.
+    assert (high - low) / 2 == pytest.approx(0.00607, rel=0.15)
+
+
 def test_intervals_depend_on_nothing_but_the_seed():
     gap = _drawn(0)
     assert attribution(gap, seed=3) == attribution(gap, seed=3)

@@ -94,6 +94,10 @@ class Attribution:
         return self.engine.abs_mean
 
 
+_DRAWS = 1 << 22
+"""Episodes drawn at a time by the bootstrap, which bounds its memory."""
+
+
 def repeat_variance(first: Tensor, second: Tensor) -> Tensor:
     """σ² of one score in nats², from two scores of the same tokens in different micro-batches.
 
@@ -202,11 +206,15 @@ def _resample(sums: Tensor, resamples: int, seed: int) -> Tensor:
     if not num:
         return sums.new_zeros(1, sums.shape[1])
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(num, (resamples, num), generator=generator).to(sums.device)
-    times = sums.new_zeros(resamples, num).scatter_add(
-        1, drawn, sums.new_ones(resamples, num)
-    )  # [R, E] how often each episode was drawn
-    return times @ held
+    rows = max(1, _DRAWS // num)
+    parts = []
+    for start in range(0, resamples, rows):
+        shape = (min(rows, resamples - start), num)
+        drawn = torch.randint(num, shape, generator=generator).to(sums.device)
+        # [r, E] how often each episode was drawn
+        times = sums.new_zeros(shape).scatter_add(1, drawn, sums.new_ones(shape))
+        parts.append(times @ held)
+    return torch.cat(parts)
 
 
 def _moments(sums: Tensor) -> Tensor:
