@@ -414,3 +414,30 @@ def test_in_bypass_mode_the_ratio_is_taken_to_the_behaviour():
     found = lesson.teach(pupil).metrics["update/log_ratio"]
     d = lesson.gap.log_ratio[lesson.correction.keep]
     assert found.mean == pytest.approx(float(d.mean()), abs=1e-5)
+
+
+def gradient(lesson: Lesson, **train: Any) -> Tensor:
+    pupil = trainer(dtype="float64", grad_clip=1e9, lr=0.0, **train)
+    lesson.teach(pupil)
+    return torch.cat([p.grad.flatten() for p in pupil.model.parameters()])
+
+
+def test_the_mean_over_sequences_is_the_mean_of_the_steps_of_each_episode_alone():
+    lesson = prepare(trainer(dtype="float64"))
+    made, owner = lesson.correction, lesson.gap.episode
+    alone = [
+        gradient(
+            replace(
+                lesson,
+                correction=replace(made, keep=made.keep & (owner == e), counts=owner == e),
+            )
+        )
+        for e in range(lesson.gap.num_episodes)
+    ]
+    means = gradient(lesson, aggregation="sequence_mean")
+    torch.testing.assert_close(means, torch.stack(alone).mean(0))
+    sizes = torch.bincount(owner).double()
+    sums = gradient(lesson, aggregation="sequence_sum", sequence_constant=3.0)
+    expected = (torch.stack(alone) * sizes[:, None]).mean(0) / 3.0
+    torch.testing.assert_close(sums, expected)
+    assert (means - gradient(lesson)).abs().max() > 1e-4
