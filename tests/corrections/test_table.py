@@ -134,6 +134,22 @@ def test_an_alias_is_another_name_and_hides_none(name):
     assert f"also called {name}" in explain(name) or f", {name}" in explain(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sequence_mask", "seq-mis"),
+        ("sequence_truncate", "seq-tis"),
+        ("token_mask", "mis"),
+        ("token_truncate", "tis"),
+        ("seq_mean_k1", "geo"),
+        ("seq_max_k3", "k3-max"),
+        ("icepop", "mis"),
+    ],
+)
+def test_names_of_other_frameworks_mean_what_they_mean_there(name, kind):
+    assert find(name).name == kind
+
+
 def test_every_constant_at_its_limits_leaves_equal_policies_uncorrected():
     gap = ratio_gap([[0.0], [0.0, 0.0]])
     for preset in PRESETS.values():
