@@ -107,9 +107,13 @@ class CaseItem(pytest.Item):
         return "trueup.testing.cases", None, f"{self.case.number}: {self.case.title}"
 
 
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Report what cannot be expressed as such."""
-    if report.skipped and any(key == NOT_EXPRESSIBLE for key, _ in report.user_properties):
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport,
+) -> tuple[str, str, str] | None:
+    """Report what cannot be expressed as such; a module that is skipped whole is something else."""
+    if not isinstance(report, pytest.TestReport) or not report.skipped:
+        return None
+    if any(key == NOT_EXPRESSIBLE for key, _ in report.user_properties):
         return NOT_EXPRESSIBLE, "n", NOT_EXPRESSIBLE.upper()
     return None
 
