@@ -152,7 +152,8 @@ def _distance(metrics: Mapping[str, Metric], limits: Limits) -> Iterator[Verdict
         value=z,
         rule=f"|z| <= {limits.z:g}",
         message="the mean ratio is not 1: wrong temperature, a shift by one token, a wrong "
-        "version label or truncated support; drift does not do this",
+        "version label or truncated support; below 0 also a target that prefers what was hardly "
+        "sampled, after many updates",
     )
 
 

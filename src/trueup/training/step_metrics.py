@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from trueup.config import Config
+from trueup.corrections.table import find
 from trueup.diagnostics.attribution import attribution, repeat_variance
 from trueup.diagnostics.health import health, stationary
 from trueup.diagnostics.labels import label_test
@@ -78,7 +79,9 @@ class Judge:
             config: The run.
             precision: The coarser of engine's and trainer's, a key of `health.FLOORS`.
         """
-        self._corrects = config.correction.preset != "none"
+        preset = find(config.correction.preset)
+        bounds = preset.bounds(preset.resolve(config.correction.params))
+        self._corrects = bounds != (1.0, 1.0)
         self._learns = config.train.lr > 0
         self._precision = precision
         self._mismatch: list[Metric] = []
