@@ -238,7 +238,7 @@ def sweep(largest: int) -> dict[str, float]:
     for power in range(16, largest + 1, 2):
         n = 1 << power
         gen = torch.Generator().manual_seed(power)
-        behaviour = torch.rand(n, generator=gen).log_().mul_(0.5)
+        behaviour = torch.rand(n, generator=gen).log_().clamp_(min=-12.0)
         target = (behaviour + torch.randn(n, generator=gen).mul_(0.03)).clamp_(max=0.0)
         episodes = max(8, n >> 12)
         zeros = torch.zeros(1, dtype=torch.int64).expand(n)
