@@ -22,7 +22,7 @@ from torch import Tensor
 from trueup.errors import DataError
 from trueup.gap import LOG_RATIO_LIMIT, PolicyGap, exp_clamped, run_sums
 
-_CHUNK = 1 << 19
+_CHUNK = 1 << 18
 """Tokens of a chunk on a CPU: small enough that temporaries stay in cache and memory does not grow
 with the batch, large enough that threads seldom wait for each other."""
 
