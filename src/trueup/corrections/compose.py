@@ -153,6 +153,7 @@ def apply(
         keep = keep & ~over_bound
     ratios = replace(ratios, keep=keep, advantage=per_token)
     ratios = replace(ratios, keep=_screen(ratios, chosen, at, gating, signed=True).keep)
+    at.cache_clear()  # what only filters read is not held while weights are made
     decided = replace(ratios, gate=gating.given(preset.name, nothing))
     weights = preset.weight(decided, chosen[-1].constants)
     weight = torch.where(ratios.keep, weights.weight.float(), 0.0)
