@@ -166,7 +166,7 @@ class EngineConfig(Section):
     kind: Literal["embedded"] = "embedded"
     count: int = Field(1, ge=1)
     """Engine processes."""
-    slots: int = Field(20, ge=1)
+    slots: int = Field(16, ge=1)
     """Episodes in flight per engine; more are only worth it where tools keep them waiting."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     quantize: Literal["none"] = "none"
