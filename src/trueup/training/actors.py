@@ -94,7 +94,7 @@ async def rollout_of(
 
 
 class EngineService:
-    """An embedded engine as others may call it, free-running or paced."""
+    """An engine as others may call it, free-running or paced."""
 
     exposed = ("info", "generate", "release", "load", "activity", "close", "advance")
 
@@ -138,24 +138,20 @@ class EngineService:
 
 
 def _engine(spec: ActorSpec, config: Config) -> Service:
-    import torch
-
-    from trueup.engines.embedded.core import EmbeddedCore
-    from trueup.engines.embedded.engine import EmbeddedEngine
+    from trueup.engines.table import factory
     from trueup.sync.digest import digest
     from trueup.sync.table import build
 
-    torch.set_num_threads(config.engine.threads)
-    core = EmbeddedCore(
-        Path(spec.model),
+    engine = factory(config.engine.kind)(
+        config.engine,
+        model=Path(spec.model),
         engine_id=spec.name,
         epoch=spec.epoch,
-        slots=config.engine.slots,
-        dtype=config.engine.dtype,
         fetch=build(config.sync, Path(spec.run)).fetch,
         digest=digest,
+        paced=spec.paced,
     )
-    return EngineService(EmbeddedEngine(core, paced=spec.paced))
+    return EngineService(engine)
 
 
 def _learner(spec: ActorSpec, config: Config) -> Service:

@@ -11,8 +11,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 
+import torch
+
+from trueup.config import EngineConfig
 from trueup.engines.embedded.core import EmbeddedCore
+from trueup.engines.embedded.weights import Digest, Fetch
 from trueup.errors import EngineFault
 from trueup.types import (
     Activity,
@@ -211,3 +216,27 @@ class EmbeddedEngine:
                 rule="paced for submit and advance, free-running for generate",
                 value="paced" if self._paced else "free-running",
             )
+
+
+def build(
+    config: EngineConfig,
+    *,
+    model: Path,
+    engine_id: str,
+    epoch: int,
+    fetch: Fetch,
+    digest: Digest,
+    paced: bool,
+) -> EmbeddedEngine:
+    """See `engines.table.Build`."""
+    torch.set_num_threads(config.threads)
+    core = EmbeddedCore(
+        model,
+        engine_id=engine_id,
+        epoch=epoch,
+        slots=config.slots,
+        dtype=config.dtype,
+        fetch=fetch,
+        digest=digest,
+    )
+    return EmbeddedEngine(core, paced=paced)
