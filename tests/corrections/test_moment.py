@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from support.gaps import ratio_gap
 from trueup.corrections.compose import correct
-from trueup.corrections.moment import second_moment_mask
+from trueup.corrections.moment import second_moment_bound
 
 
 def mask(d, tau=0.04):
-    return second_moment_mask(torch.tensor(d, dtype=torch.float64), tau=tau).tolist()
+    values = torch.tensor(d, dtype=torch.float64)
+    return (values.square() < second_moment_bound(values, tau=tau)).tolist()
 
 
 @pytest.mark.parametrize(

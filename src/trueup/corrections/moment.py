@@ -13,20 +13,12 @@ from trueup.corrections.truncated import importance_weights, unbounded
 def second_moment_bound(log_ratio: Tensor, *, tau: float) -> Tensor:
     """[] the least d² that goes when the largest go until the mean of the rest is below τ.
 
-    Infinite if none goes.
+    Infinite if none goes. Equal d² stay or go together: the order of tokens does not matter.
     """
     ordered = log_ratio.double().square().sort().values
     means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
     ends = torch.cat([ordered, ordered.new_full((1,), torch.inf)])
     return ends[(means < tau).sum()]  # the means never decrease
-
-
-def second_moment_mask(log_ratio: Tensor, *, tau: float) -> Tensor:
-    """[N] bool: what is left when the largest d² have gone until the mean of the rest is below τ.
-
-    Equal d² stay or go together, so that the order of tokens does not matter.
-    """
-    return log_ratio.double().square() < second_moment_bound(log_ratio, tau=tau)
 
 
 def _bound(ratios: Ratios, constants: Constants) -> Tensor:

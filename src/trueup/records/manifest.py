@@ -16,8 +16,6 @@ from typing import Any
 import trueup
 from trueup.records.files import write_atomic
 
-__all__ = ["build_manifest", "write_atomic", "write_manifest"]
-
 _LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pydantic", "msgpack")
 
 

@@ -17,9 +17,10 @@ from trueup import config as configuration
 from trueup.config import Config
 from trueup.errors import Fault
 from trueup.records.directory import RunDirectory
+from trueup.records.files import write_atomic
 from trueup.records.ledger import Ledger
 from trueup.records.lock import RunLock
-from trueup.records.manifest import build_manifest, write_atomic, write_manifest
+from trueup.records.manifest import build_manifest, write_manifest
 from trueup.training import preflight
 from trueup.training.clock import LogicalClock, RealClock
 from trueup.training.clock import run as run_on_clock
