@@ -163,20 +163,48 @@ class SyncConfig(Section):
 class EngineConfig(Section):
     """What samples."""
 
-    kind: Literal["embedded"] = "embedded"
+    kind: Literal["embedded", "vllm", "openai", "transformers", "llamacpp"] = "embedded"
+    """`embedded` needs nothing else; the others are described in docs/engines.md."""
     count: int = Field(1, ge=1)
     """Engine processes."""
     slots: int = Field(16, ge=1)
     """Episodes in flight per engine; more are only worth it where tools keep them waiting."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    quantize: Literal["none"] = "none"
-    kv_mode: Literal["recompute"] = "recompute"
-    """What happens to cached keys and values of running episodes when weights change."""
+    quantize: Literal[
+        "none",
+        "fp8",
+        "fp8_row",
+        "fp8_block",
+        "mxfp8",
+        "fp8_weight",
+        "fp8_cast_all",
+        "int8",
+        "int8_weight",
+        "fp4",
+        "int4",
+    ] = "none"
+    """Grid of weights and activations of the rollout forward (docs/engines.md); every version is
+    quantised when it is loaded."""
+    kv_mode: Literal["recompute", "keep"] = "recompute"
+    """What happens to cached keys and values of running episodes when weights change: they are
+    computed again, or kept, and the tokens behind them have a hybrid policy."""
+    prefix_cache: bool = True
+    """Reuse keys and values of earlier turns, and of the prompt that the samples of a group
+    share."""
+    float32_head: bool = False
+    """Compute the logits in float32 whatever `dtype` is."""
     temperature: float = Field(1.0, gt=0)
     max_tokens: int = Field(8, ge=1)
     """Most tokens sampled in one turn."""
     threads: int = Field(1, ge=1)
     """Torch threads per engine."""
+    url: str = ""
+    """Where a server listens that was started elsewhere (`openai`, `vllm`); empty: start one."""
+
+    @property
+    def precision(self) -> str:
+        """Arithmetic of the forward, as spans name it."""
+        return self.dtype if self.quantize == "none" else f"{self.dtype}+{self.quantize}"
 
 
 class CorrectionConfig(Section):

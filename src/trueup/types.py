@@ -87,7 +87,7 @@ class Span:
     epoch: int
     """How often that engine had been (re)started."""
     precision: str
-    """Arithmetic of the forward: `float32`, `bfloat16`, `fp8-...`."""
+    """Arithmetic of the forward: `float32`, `bfloat16`, `bfloat16+int8` (`EngineConfig`)."""
     kv: KVState = KVState.FRESH
     context_versions: tuple[int, ...] = ()
     """Versions that wrote the cached prefix, oldest first; empty means the span's own."""
@@ -121,6 +121,10 @@ class GenerateRequest:
     prompt_ids: array[int]
     """All token ids before the first sampled one (`array('i')`)."""
     sampling: SamplingParams
+    forced_ids: array[int] | None = None
+    """Decode exactly these (`array('i')`, `max_tokens` of them, none of which stops) and return the
+    log-probs that sampling them would have had; -inf outside a truncated support. Only engines
+    whose `EngineInfo.forces` is true can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,23 @@ class Completion:
     t_submit: float
     t_start: float
     t_end: float
+    replay: Replay | None = None
+    """Decisions of the engine that a trainer can repeat, where it returns them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Decisions inside the engine that a trainer can repeat, of n action tokens."""
+
+    kept_mass: array[float] | None = None
+    """[n] share of the probability that truncated sampling kept, before renormalising
+    (`array('f')`)."""
+    kept_ids: tuple[array[int], ...] | None = None
+    """[n] the ids it kept (`array('i')` each); an empty one where nothing was truncated."""
+    experts: array[int] | None = None
+    """[n, layers, experts per token] routed experts, flat (`array('h')`)."""
+    scales: array[float] | None = None
+    """[n, linears] activation scale of every quantised linear, flat (`array('f')`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +207,10 @@ class LoadReceipt:
     t_end: float
     tokens_recomputed: int
     """Prefix tokens of running sequences computed again under the new weights."""
+    prepare_s: float = 0.0
+    """Of the staging: quantising and repacking the verified tensors for the engine's kernels."""
+    pause_s: float = 0.0
+    """How long no token could be sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +224,8 @@ class EngineInfo:
     slots: int
     version: int
     pid: int
+    forces: bool = False
+    """Whether it decodes `GenerateRequest.forced_ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,25 @@ def test_the_stop_token_is_the_last_action_token(rig: Rig) -> None:
     play(rig, script)
 
 
+def test_forced_tokens_get_the_log_probs_that_sampling_them_gave(rig: Rig) -> None:
+    async def script(engine: Engine) -> None:
+        if not (await engine.info()).forces:
+            pytest.skip("this engine only samples")
+        said = await engine.generate(request("a", [1, 2, 3], 12, temperature=0.7))
+        beside = engine.generate(request("b", [4, 5], 12, key=(9,)))
+        forced, _ = await asyncio.gather(
+            engine.generate(
+                request("c", [1, 2, 3], 12, temperature=0.7, forced=said.token_ids, key=(8,))
+            ),
+            beside,
+        )
+        assert forced.token_ids == said.token_ids
+        assert list(forced.logps) == pytest.approx(list(said.logps), abs=1e-5)
+        assert forced.finish is FinishReason.LENGTH
+
+    play(rig, script)
+
+
 def test_max_tokens_end_a_turn_without_inventing_a_stop_token(rig: Rig) -> None:
     async def script(engine: Engine) -> None:
         said = await engine.generate(request("a", [1, 2, 3], 5, stop_ids=(VOCABULARY - 1,)))

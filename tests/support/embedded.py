@@ -71,13 +71,15 @@ def request(
     *,
     stop_ids: tuple[int, ...] = (),
     key: tuple[int, ...] = (0,),
+    forced: Sequence[int] | None = None,
     **sampling: Any,
 ) -> GenerateRequest:
-    """A turn to sample."""
+    """A turn to sample, or to decode as it is given."""
     return GenerateRequest(
         session=session,
         prompt_ids=array("i", prompt),
         sampling=SamplingParams(max_tokens=max_tokens, stop_ids=stop_ids, key=key, **sampling),
+        forced_ids=None if forced is None else array("i", forced),
     )
 
 

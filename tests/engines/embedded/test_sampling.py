@@ -139,3 +139,17 @@ def test_a_row_that_is_not_finite_is_told_by_nan_and_leaves_the_others(
     assert torch.isnan(logps).tolist() == [False, True, False]
     assert 0 <= int(tokens[1]) < size
     assert logps[0].item() == pytest.approx(-math.log(size))
+
+
+def test_a_forced_token_outside_the_kept_set_has_no_probability_there() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
+    tokens, logps = sample(
+        logits,
+        torch.zeros(2, dtype=torch.float64),
+        top_k=torch.tensor([2, 2]),
+        top_p=torch.ones(2),
+        forced=torch.tensor([1, 2]),
+    )
+    assert tokens.tolist() == [1, 2]
+    # Kept are e^2 and e^1: the second has 1 / (1 + e) of their mass.
+    assert logps.tolist() == pytest.approx([-math.log(1 + math.e), -math.inf])

@@ -138,7 +138,7 @@ class EmbeddedCore:
         batch = self._table.batch()
         decoding = (batch.counts == 1) & (self._table.filled > self._table.start)[batch.slots]
         tokens, logps = self._sample(self._logits(batch), batch.slots)
-        finite = np.isfinite(logps)
+        finite = np.isfinite(logps) | (self._table.forcing[batch.slots] & ~np.isnan(logps))
         stopped, full = self._table.append(batch.slots, tokens, logps)
         end = time.monotonic()
         for slot in batch.slots[~finite].tolist():
@@ -257,7 +257,13 @@ class EmbeddedCore:
             turn.tokens_prefilled = len(prompt) - turn.tokens_cached
             if not turn.tokens_cached:
                 session.kv = KVState.FRESH
-        self._table.begin(session.slot, prompt, turn.request.sampling, cached=turn.tokens_cached)
+        self._table.begin(
+            session.slot,
+            prompt,
+            turn.request.sampling,
+            turn.request.forced_ids,
+            cached=turn.tokens_cached,
+        )
         session.version = self.version
         turn.mark(0, self.version, session.kv)
         turn.t_start = time.monotonic()
@@ -274,12 +280,14 @@ class EmbeddedCore:
         table = self._table
         temperature, top_k, top_p = table.temperature[slots], table.top_k[slots], table.top_p[slots]
         truncated = bool((top_k > 0).any() or (top_p < 1).any())
+        forced = table.forced(slots)
         tokens, logps = sample(
             logits,
             self._tensor(table.noise(slots)),
             self._tensor(temperature) if (temperature != 1).any() else None,
             self._tensor(top_k) if truncated else None,
             self._tensor(top_p) if truncated else None,
+            None if forced is None else self._tensor(forced),
         )
         return tokens.cpu().numpy(), logps.cpu().numpy()
 
@@ -353,12 +361,20 @@ class EmbeddedCore:
                 rule=f"between 1 and {self._positions} tokens in all",
                 value=(length, sampling.max_tokens),
             )
-        low, high = min(request.prompt_ids), max(request.prompt_ids)
-        if low < 0 or high >= self._vocab:
+        for field, ids in (("prompt_ids", request.prompt_ids), ("forced_ids", request.forced_ids)):
+            low, high = (min(ids), max(ids)) if ids else (0, 0)
+            if low < 0 or high >= self._vocab:
+                raise EngineFault(
+                    field=f"session {name}: {field}",
+                    rule=f"in [0, {self._vocab})",
+                    value=low if low < 0 else high,
+                )
+        forced = request.forced_ids
+        if forced is not None and len(forced) != sampling.max_tokens:
             raise EngineFault(
-                field=f"session {name}: prompt_ids",
-                rule=f"in [0, {self._vocab})",
-                value=low if low < 0 else high,
+                field=f"session {name}: forced_ids",
+                rule=f"max_tokens ({sampling.max_tokens}) in number",
+                value=len(forced),
             )
         if sampling.max_tokens < 1 or not sampling.temperature > 0 or not 0 < sampling.top_p <= 1:
             raise EngineFault(

@@ -58,6 +58,7 @@ class EmbeddedEngine:
             slots=self._core.slots,
             version=self._core.version,
             pid=os.getpid(),
+            forces=True,
         )
 
     async def generate(self, request: GenerateRequest) -> Completion:

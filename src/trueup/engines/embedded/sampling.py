@@ -46,6 +46,7 @@ def sample(
     temperature: Tensor | None = None,
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
+    forced: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sample one token per row.
 
@@ -56,10 +57,11 @@ def sample(
         top_k: [R] most tokens kept; 0: all. None with `top_p`: no row is truncated.
         top_p: [R] the smallest set of most probable tokens with at least this share of what top_k
             kept; 1: all.
+        forced: [R] tokens to take instead; -1: sample this row.
 
     Returns:
-        [R] tokens (int64) and [R] log-probs (float64, exact to 1e-6 for the given logits). A row
-        whose logits are not finite has a log-prob of NaN.
+        [R] tokens (int64) and [R] log-probs (float64, exact to 1e-6 for the given logits); -inf for
+        a forced token outside a truncated support. A row whose logits are not finite has NaN.
     """
     scaled = logits if temperature is None else logits / temperature.float()[:, None]
     top = scaled.amax(-1, keepdim=True)
@@ -67,8 +69,12 @@ def sample(
     if top_k is not None and top_p is not None:
         masses = _truncated(masses, top_k, top_p)
     tokens, total = _search(masses, u)
-    chosen = scaled.gather(1, tokens[:, None]) - top
-    return tokens, chosen[:, 0].double() - total.log()
+    if forced is not None:
+        tokens = torch.where(forced >= 0, forced, tokens)
+    chosen = (scaled.gather(1, tokens[:, None]) - top)[:, 0].double()
+    if forced is not None and top_k is not None:
+        chosen = chosen.masked_fill(masses.gather(1, tokens[:, None])[:, 0] == 0, -torch.inf)
+    return tokens, chosen - total.log()
 
 
 def _search(masses: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

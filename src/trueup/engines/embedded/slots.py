@@ -11,6 +11,7 @@ S: slots, L: most tokens of a turn, K: most stop ids.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,9 @@ class SlotTable:
         self._noise = np.zeros((slots, 8), dtype=np.float64)
         self._logps = np.zeros((slots, 8), dtype=np.float32)
         self._stops = np.full((slots, 1), -1, dtype=np.int64)
+        self._forced = np.full((slots, 8), -1, dtype=np.int64)
+        self.forcing = np.zeros(slots, dtype=np.bool_)
+        """[S] whether the turn's tokens are given instead of sampled."""
 
     def common_prefix(self, slot: int, prompt: NDArray[np.int32]) -> int:
         """Leading prompt ids that are cached; the last one never counts: its logits are needed."""
@@ -54,7 +58,13 @@ class SlotTable:
         return int(differs.argmax()) if differs.any() else most
 
     def begin(
-        self, slot: int, prompt: NDArray[np.int32], sampling: SamplingParams, *, cached: int
+        self,
+        slot: int,
+        prompt: NDArray[np.int32],
+        sampling: SamplingParams,
+        forced: Sequence[int] | None = None,
+        *,
+        cached: int,
     ) -> None:
         """Start a turn behind a prompt of which the first `cached` ids are valid in the cache."""
         n, limit = len(prompt), sampling.max_tokens
@@ -65,7 +75,12 @@ class SlotTable:
         self._ids[slot, :n] = prompt
         self._noise[slot, :limit] = uniforms(sampling.key, limit)
         self._stops[slot] = -1
-        self._stops[slot, : len(sampling.stop_ids)] = sampling.stop_ids
+        self.forcing[slot] = forced is not None
+        if forced is not None:
+            self._forced = _widened(self._forced, limit)
+            self._forced[slot, :limit] = forced
+        else:
+            self._stops[slot, : len(sampling.stop_ids)] = sampling.stop_ids
         self.cached[slot], self.filled[slot], self.start[slot] = cached, n, n
         self._limit[slot] = limit
         self.temperature[slot] = sampling.temperature
@@ -90,6 +105,15 @@ class SlotTable:
     def noise(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """[R] uniform for the next token of each slot."""
         found: NDArray[np.float64] = self._noise[slots, (self.filled - self.start)[slots]]
+        return found
+
+    def forced(self, slots: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """[R] next token of each slot, -1 where it is sampled; None if none is given."""
+        forcing = self.forcing[slots]
+        if not forcing.any():
+            return None
+        at = np.minimum((self.filled - self.start)[slots], self._forced.shape[1] - 1)
+        found: NDArray[np.int64] = np.where(forcing, self._forced[slots, at], -1)
         return found
 
     def append(
