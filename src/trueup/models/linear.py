@@ -18,7 +18,7 @@ class Linear(Protocol):
     """A fixed weight and bias."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x Wᵀ + b: [M, in] -> [M, out], in the dtype of x."""
+        """The product x Wᵀ + b: [M, in] -> [M, out], in the dtype of x."""
         ...
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
