@@ -226,6 +226,10 @@ class EngineInfo:
     pid: int
     forces: bool = False
     """Whether it decodes `GenerateRequest.forced_ids`."""
+    cache_block: int = 1
+    """Tokens of a cache block: a prefix is found again in whole blocks only."""
+    loads: bool = True
+    """Whether weights can be pushed into it; one of a foreign server refuses every `load`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ENGINES = {
     "embedded": "trueup.engines.embedded.engine:build",
+    "openai": "trueup.engines.openai.engine:build",
 }
 """Name -> `module:factory`; nothing is imported before it is asked for."""
 
