@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -17,13 +18,19 @@ from trueup.sync.digest import digest
 from trueup.types import WeightManifest
 
 
+@lru_cache
+def weights(seed: int) -> Any:
+    """A tiny model, made once; nobody may change it."""
+    return tiny(seed=seed)
+
+
 @dataclass
 class Rig:
     """An engine with one fault, or with none, and who publishes to it."""
 
     fault: str = ""
     seed: int = 0
-    model: Any = field(default_factory=tiny)
+    model: Any = field(default_factory=lambda: weights(0))
     slots: int = 8
     publisher: Publisher = field(default_factory=Publisher)
 
@@ -47,7 +54,7 @@ class Rig:
 
     def publish(self, seed: int) -> WeightManifest:
         """The next version: a model of the same shape with other weights."""
-        return self.publisher.publish(tiny(seed=seed))
+        return self.publisher.publish(weights(seed))
 
     def play(self, script: Callable[[Engine], Awaitable[None]]) -> None:
         """Run a script against the engine and close it."""

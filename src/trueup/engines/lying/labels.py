@@ -7,7 +7,7 @@ from dataclasses import replace
 from trueup.engines.base import Engine
 from trueup.engines.lying.engine import LyingEngine, retold
 from trueup.engines.lying.forge import Forge
-from trueup.types import Completion, EngineInfo, GenerateRequest, LoadReceipt, WeightManifest
+from trueup.types import Completion, GenerateRequest, LoadReceipt, WeightManifest
 
 
 class LabelOffByOne(LyingEngine):
@@ -42,21 +42,3 @@ class LabelByClient(LyingEngine):
         served = (await self._inner.info()).version
         whole = replace(said.spans[0], stop=len(said.token_ids), version=served)
         return replace(said, spans=(whole,))
-
-
-class NoopQuantisation(LyingEngine):
-    """Claims INT8 and computes as it always did; the inner engine must not be quantised."""
-
-    async def info(self) -> EngineInfo:
-        """See `Engine.info`."""
-        told = await self._inner.info()
-        return replace(told, precision=_claimed(told.precision))
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """See `Engine.generate`."""
-        said = await self._inner.generate(request)
-        return retold(said, lambda s: replace(s, precision=_claimed(s.precision)))
-
-
-def _claimed(precision: str) -> str:
-    return f"{precision}+int8"

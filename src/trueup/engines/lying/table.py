@@ -18,10 +18,16 @@ from trueup.engines.base import Engine
 from trueup.engines.lying.caches import SurvivingPrefixCache, UnreportedKeptKV
 from trueup.engines.lying.engine import LyingEngine
 from trueup.engines.lying.forge import Forge
-from trueup.engines.lying.labels import LabelByClient, LabelOffByOne, NoopQuantisation
+from trueup.engines.lying.labels import LabelByClient, LabelOffByOne
 from trueup.engines.lying.sampling import RawLogprobs, UnreportedTopP, WrongTemperature
 from trueup.engines.lying.tokens import AppendedEos, DroppedLogprobs, ShiftedLogprobs
-from trueup.engines.lying.weights import MissedUpdate, OldTensor, SkippedLayer, StaleHead
+from trueup.engines.lying.weights import (
+    MissedUpdate,
+    NoopQuantisation,
+    OldTensor,
+    SkippedLayer,
+    StaleHead,
+)
 from trueup.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +98,8 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "noop_quantisation": Fault(
             meaning="a quantisation is accepted, reported, and not done",
             seen="a quantised engine at the floor of the unquantised one, at its speed",
-            planted="`+int8` is added to the precision that an unquantised engine reports",
+            planted="`+int8` is added to the precision that an unquantised engine reports, and the "
+            "float32 that it is sent is rounded to what it computes in",
             lie=NoopQuantisation,
             demands={"quantize": "none"},
         ),

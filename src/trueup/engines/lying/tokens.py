@@ -58,6 +58,6 @@ class DroppedLogprobs(LyingEngine):
         said = await self._inner.generate(request)
         choice = Random(self._seed)
         share, lost = choice.choice(_SHARES), choice.choice(_LOST)
-        drops = Random(f"{self._seed} {said.session} {request.sampling.key}")
+        drops = Random(f"{self._seed} {request.prompt_ids} {request.sampling.key}")
         kept = array("f", (lost if drops.random() < share else x for x in said.logps))
         return replace(said, logps=kept)

@@ -14,12 +14,19 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from trueup.engines.base import Engine
-from trueup.engines.lying.engine import LyingEngine
+from trueup.engines.lying.engine import LyingEngine, retold
 from trueup.engines.lying.forge import Forge
 from trueup.errors import EngineFault
-from trueup.types import LoadReceipt, WeightManifest
+from trueup.types import (
+    Completion,
+    EngineInfo,
+    GenerateRequest,
+    LoadReceipt,
+    WeightManifest,
+)
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _HEADS = ("lm_head.", "embed_out.")
@@ -112,3 +119,39 @@ class MissedUpdate(AlteredWeights):
         self, tensors: Mapping[str, Tensor], before: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         return before
+
+
+class NoopQuantisation(AlteredWeights):
+    """Claims INT8 and computes as an engine that is not quantised does.
+
+    What is published to an engine that quantises is float32; the one behind this gets it rounded to
+    the precision that it computes in.
+    """
+
+    _dtype: torch.dtype | None = None
+
+    async def info(self) -> EngineInfo:
+        """See `Engine.info`."""
+        told = await self._inner.info()
+        return replace(told, precision=_claimed(told.precision))
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See `Engine.generate`."""
+        said = await self._inner.generate(request)
+        return retold(said, lambda s: replace(s, precision=_claimed(s.precision)))
+
+    async def load(self, manifest: WeightManifest) -> LoadReceipt:
+        """See `Engine.load`."""
+        import torch
+
+        self._dtype = getattr(torch, (await self._inner.info()).precision)
+        return await super().load(manifest)
+
+    def _altered(
+        self, tensors: Mapping[str, Tensor], before: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        return {n: x.to(self._dtype) for n, x in tensors.items() if x.dtype != self._dtype}
+
+
+def _claimed(precision: str) -> str:
+    return f"{precision}+int8"
