@@ -1,13 +1,16 @@
 # Two commands are enough: make install, make train. Everything else is for developers.
 # ARGS are passed on: make train ARGS="tiny-sync seed=1", make test ARGS="tests/sync -x"
 
-.PHONY: install train test test-slow test-trl lint types layers bench clean
+.PHONY: install train models test test-slow test-trl lint types layers bench clean
 
 install:
 	@scripts/install
 
 train: install
 	@scripts/train $(ARGS)
+
+models: install
+	@scripts/models $(ARGS)
 
 test: install
 	@scripts/check

@@ -43,7 +43,8 @@ class ModelConfig(Section):
     """Which policy is trained."""
 
     path: str = TINY_AGENT
-    """`tiny-agent` (built and fine-tuned on first use) or a Hugging Face directory."""
+    """`tiny-agent` (built and fine-tuned on first use), `smollm2-135m` (converted on first use) or
+    a Hugging Face directory."""
 
 
 CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 5.0)}

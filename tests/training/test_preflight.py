@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from trueup import config
-from trueup.errors import ConfigError
+from trueup.errors import CheckpointError, ConfigError
 from trueup.training import preflight
 
 BYPASS = ("sandbox.kind=none", "train.mode=bypass")
@@ -20,3 +22,20 @@ def test_bypass_with_a_correction_that_weighs_is_refused(chosen: list[str]) -> N
 @pytest.mark.parametrize("preset", ["none", "mis", "geo"])
 def test_bypass_with_a_correction_that_only_rejects_may_run(preset: str) -> None:
     preflight.check(config.load("", [*BYPASS, f"correction.preset={preset}"]))
+
+
+def test_a_model_of_no_known_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(CheckpointError, match=r"did you mean smollm2-135m\?"):
+        preflight.check(config.load("", ["sandbox.kind=none", "model.path=smollm2"]))
+
+
+def test_a_named_model_that_is_still_to_be_made_may_run_where_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUEUP_CACHE", str(tmp_path))
+    chosen = config.load("", ["sandbox.kind=none", "model.path=smollm2-135m"])
+    preflight.check(chosen)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="package gguf"):
+        preflight.check(chosen)

@@ -43,12 +43,17 @@ class Plan:
 
     @property
     def builds_base(self) -> bool:
-        """Whether no base policy was ever built here.
+        """Whether the policy to start from was never made here.
 
-        Which one fits is known to the environment alone: one that does not fit is replaced unsaid.
+        Which base of TinyAgent fits is known to the environment alone: one that does not fit is
+        replaced unsaid.
         """
-        wanted = not self.resumes and self.config.model.path == TINY_AGENT
-        return wanted and not any(cache_dir().glob("tiny-agent-*"))
+        from trueup.models.catalog import MODELS
+
+        path = self.config.model.path
+        if self.resumes or (path != TINY_AGENT and path not in MODELS):
+            return False
+        return not any(cache_dir().glob(f"{path}-*"))
 
 
 def new(words: Words, file: Path | None, path: Path | None) -> Plan:

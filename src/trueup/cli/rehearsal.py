@@ -57,12 +57,15 @@ def processes(config: Config) -> list[str]:
 
 
 def _facts(plan: Plan, first: int) -> list[tuple[str, Any]]:
+    from trueup.models.catalog import MODELS
+
     config = plan.config
-    if config.model.path != TINY_AGENT or plan.resumes:
-        policy = f"step {first} of this run" if plan.resumes else config.model.path
-    else:
+    policy = config.model.path
+    if plan.resumes:
+        policy = f"step {first} of this run"
+    elif policy == TINY_AGENT or policy in MODELS:
         built = ", built first (about 30 s)" if plan.builds_base else ""
-        policy = f"tiny-agent of {cache_dir()}{built}"
+        policy = f"{policy} of {cache_dir()}{built}"
     return [
         ("size", plan.size + (f", from step {first}" if first else "")),
         ("policy", policy),

@@ -16,12 +16,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trueup.errors import CheckpointError, DataError
+from trueup.models.chat_template import derive_markers, find_template
+from trueup.models.directory import read_json, read_text
 
 ROLES_FILE = "renderer.json"
 _TOKENIZER_FILE = "tokenizer.json"
@@ -59,7 +61,7 @@ class Roles:
         Raises:
             CheckpointError: It is missing or malformed.
         """
-        found = _read_json(directory / ROLES_FILE)
+        found = read_json(directory / ROLES_FILE)
         names = {field.name for field in fields(cls)}
         if set(found) != names or not all(isinstance(value, str) for value in found.values()):
             raise CheckpointError(
@@ -101,19 +103,14 @@ class Renderer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """The renderer of a model directory.
+        """The renderer of a model directory: by `renderer.json`, else by its chat template.
 
         Raises:
-            CheckpointError: `tokenizer.json` or `renderer.json` is missing or malformed.
+            CheckpointError: `tokenizer.json` is missing or malformed, or the roles are, or the chat
+                template is of a form that has no roles.
         """
-        text = _read_text(directory / _TOKENIZER_FILE)
-        try:
-            tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the package raises nothing narrower
-            raise CheckpointError(
-                field=str(directory / _TOKENIZER_FILE), rule="a tokenizer", value=str(error)
-            ) from None
-        return cls(tokenizer, Roles.load(directory))
+        tokenizer = load_tokenizer(directory)
+        return cls(tokenizer, find_roles(directory, tokenizer))
 
     @property
     def vocab_size(self) -> int:
@@ -198,7 +195,7 @@ def check(directory: Path, required_words: Iterable[str]) -> None:
             missing from a closed vocabulary.
     """
     renderer = Renderer.load(directory)
-    rows = _read_json(directory / _CONFIG_FILE).get("vocab_size")
+    rows = read_json(directory / _CONFIG_FILE).get("vocab_size")
     tokens = renderer.vocab_size
     spare = 0 if renderer.closed_vocabulary else _PADDING_ROWS
     if not isinstance(rows, int) or not tokens <= rows <= tokens + spare:
@@ -216,20 +213,29 @@ def check(directory: Path, required_words: Iterable[str]) -> None:
         )
 
 
-def _read_text(path: Path) -> str:
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a model directory.
+
+    Raises:
+        CheckpointError: `tokenizer.json` is missing or malformed.
+    """
+    text = read_text(directory / _TOKENIZER_FILE)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the package raises nothing narrower
         raise CheckpointError(
-            field=str(path), rule="a readable text file", value=str(error)
+            field=str(directory / _TOKENIZER_FILE), rule="a tokenizer", value=str(error)
         ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(field=str(path), rule="JSON", value=str(error)) from None
-    if not isinstance(found, dict):
-        raise CheckpointError(field=str(path), rule="a JSON object", value=found)
-    return found
+def find_roles(directory: Path, tokenizer: Tokenizer) -> Roles:
+    """The roles of a model directory: those of `renderer.json`, else of its chat template.
+
+    Raises:
+        CheckpointError: It has neither, or they are malformed or of a form that has no roles.
+    """
+    template = find_template(directory)
+    if template is None or (directory / ROLES_FILE).exists():
+        return Roles.load(directory)
+    user, agent, env, end = derive_markers(*template, tokenizer)
+    return Roles(user=user, agent=agent, env=env, end=end)

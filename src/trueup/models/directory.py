@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from trueup.errors import CheckpointError
 from trueup.records.files import sync
@@ -100,6 +101,35 @@ def check_weights(directory: Path) -> None:
                 ends = []
         if not ends or 8 + length + max(ends) != path.stat().st_size:
             raise CheckpointError(field=str(path), rule="a whole safetensors file", value="damaged")
+
+
+def read_text(path: Path) -> str:
+    """A text file of a model directory.
+
+    Raises:
+        CheckpointError: It is missing or no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            field=str(path), rule="a readable text file", value=str(error)
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model directory.
+
+    Raises:
+        CheckpointError: It is missing or something else.
+    """
+    try:
+        found = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(field=str(path), rule="JSON", value=str(error)) from None
+    if not isinstance(found, dict):
+        raise CheckpointError(field=str(path), rule="a JSON object", value=found)
+    return found
 
 
 def _read_manifest(directory: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from trueup.config import TINY_AGENT, Config, CorrectionConfig
 from trueup.environments.sandbox.table import resolve
 from trueup.environments.table import build
 from trueup.errors import ConfigError, RunDirectoryError
-from trueup.models import chat, directory
+from trueup.models import catalog, chat, directory, gguf
 from trueup.records.directory import RunDirectory
 from trueup.training import resume
 from trueup.types import Task
@@ -30,13 +30,18 @@ def check(config: Config) -> World:
 
     Raises:
         UsageError: No sandbox works, the correction or one of its constants is unknown or out of
-            range, or the model directory is missing, damaged, or has a tokenizer that does not fit.
+            range, or the model is unknown, missing or damaged, or has a tokenizer that does not
+            fit.
     """
     world = _world(config)
     _check_correction(config.correction)
     _check_bypass(config)
     if config.model.path != TINY_AGENT:
-        check_model(Path(config.model.path), world)
+        model = catalog.find(config.model.path)
+        if model is None:
+            gguf.demand_package()
+        else:
+            check_model(model, world)
     return world
 
 

@@ -21,6 +21,7 @@ from typing import IO
 from trueup.config import TINY_AGENT, Config, as_toml
 from trueup.engines.base import Engine
 from trueup.errors import EngineFault, Fault
+from trueup.models import catalog
 from trueup.records.directory import RunDirectory
 from trueup.training.actors import ActorSpec, rollout_of
 from trueup.training.clock import Clock
@@ -192,15 +193,21 @@ class LocalRuntime:
 
 
 def base_model(config: Config) -> Path:
-    """The policy that a run starts from; the base of TinyAgent is made in a process of its own.
+    """The policy that a run starts from; one that has to be made is, in a process of its own.
 
     Raises:
+        CheckpointError: `model.path` is neither a name nor a directory.
         Fault: That process failed.
     """
-    if config.model.path != TINY_AGENT:
-        return Path(config.model.path)
+    path = config.model.path
+    maker = ["trueup.training.base_policy"]
+    if path != TINY_AGENT:
+        found = catalog.find(path)
+        if found is not None:
+            return found
+        maker = ["trueup.models.catalog", path]
     result = subprocess.run(
-        [sys.executable, "-m", "trueup.training.base_policy"],
+        [sys.executable, "-m", *maker],
         input=as_toml(config).encode(),
         capture_output=True,
         check=False,
