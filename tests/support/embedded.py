@@ -95,7 +95,9 @@ class Publisher:
         self.version += 1
         return self.transport.publish(self.version, state_tensors(model))
 
-    def core(self, model: Any, *, slots: int = 4, engine_id: str = "e") -> EmbeddedCore:
+    def core(
+        self, model: Any, *, slots: int = 4, engine_id: str = "e", **options: Any
+    ) -> EmbeddedCore:
         """An empty core for the model's architecture."""
         return EmbeddedCore(
             model,
@@ -105,6 +107,7 @@ class Publisher:
             dtype=str(model.dtype).removeprefix("torch."),
             fetch=self.transport.fetch,
             digest=digest,
+            **options,
         )
 
     def serving(self, model: Any, **options: Any) -> EmbeddedCore:

@@ -1,7 +1,9 @@
 """Continuous batching, sessions, versions: what the core promises token by token."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -284,7 +286,8 @@ def test_a_version_that_does_not_arrive_whole_changes_nothing(damage, name) -> N
 def serving_memory(core: EmbeddedCore) -> dict[str, torch.Tensor]:
     served = core._weights._serving
     assert served is not None
-    return {**served.named, **served.fused}
+    parameters, _ = served
+    return {**parameters.named, **parameters.fused}
 
 
 def test_engine_memory_is_the_engines_own() -> None:
@@ -445,3 +448,104 @@ def test_the_manifest_is_asked_for_by_the_engine_that_loads_it() -> None:
     assert core.version == -1
     core.swap()
     assert (core.version, asked) == (manifest.version, [manifest])
+
+
+def test_the_samples_of_a_group_share_one_prefill() -> None:
+    model = tiny("llama-gqa-tied-bias")
+    core = Publisher().serving(model, slots=4)
+    prompt = [1 + i % 30 for i in range(40)]
+    for i in range(4):
+        core.submit(request(f"s{i}", prompt, 6, key=(i,)))
+    ended = finish(core)
+    assert [ended[f"s{i}"].tokens_prefilled for i in range(4)] == [40, 1, 1, 1]
+    assert [ended[f"s{i}"].tokens_cached for i in range(4)] == [0, 39, 39, 39]
+    for said in ended.values():
+        assert_close(logps(said), reference_logps(model, prompt, said.token_ids))
+        assert said.spans[0].kv is KVState.FRESH
+
+
+def test_a_shared_prompt_outlives_its_first_owner_and_no_swap() -> None:
+    publisher = Publisher()
+    core = publisher.serving(tiny(), slots=3)
+    prompt = [1 + i % 30 for i in range(40)]
+    core.submit(request("first", prompt, 2))
+    finish(core)
+    core.submit(request("second", prompt, 2, key=(1,)))
+    assert finish(core)["second"].tokens_cached == 39
+    core.release("first")
+    core.submit(request("third", prompt, 2, key=(2,)))
+    assert finish(core)["third"].tokens_cached == 39
+    core.release("third")
+    model = tiny(seed=1)
+    load(core, publisher.publish(model))
+    core.submit(request("fourth", prompt, 4, key=(3,)))
+    said = finish(core)["fourth"]
+    assert said.tokens_cached == 0
+    assert_close(logps(said), reference_logps(model, prompt, said.token_ids))
+
+
+def test_without_a_prefix_cache_every_turn_computes_its_whole_prompt() -> None:
+    model = tiny()
+    core = Publisher().serving(model, slots=2, prefix_cache=False)
+    prompt = list(range(1, 36))
+    core.submit(request("a", prompt, 3))
+    core.submit(request("b", prompt, 3, key=(1,)))
+    ended = finish(core)
+    again = prompt + list(ended["a"].token_ids) + [5]
+    core.submit(request("a", again, 3))
+    second = finish(core)["a"]
+    found = [(said.tokens_prefilled, said.tokens_cached) for said in (ended["b"], second)]
+    assert found == [(35, 0), (39, 0)]
+    assert_close(logps(second), reference_logps(model, again, second.token_ids))
+
+
+def hybrid_logps(blocks: Sequence[tuple[Any, Sequence[int]]], sampled: int) -> torch.Tensor:
+    """Log-probs of the last tokens, each block's keys and values written by its own model."""
+    from transformers import DynamicCache
+
+    cache, logits = DynamicCache(), []
+    for model, ids in blocks:
+        with torch.no_grad():
+            logits.append(model(input_ids=torch.tensor([ids]), cache=cache).logits[0])
+    tokens = torch.tensor([token for _, ids in blocks for token in ids])[-sampled:]
+    found = torch.cat(logits)[-sampled - 1 : -1].double().log_softmax(-1)
+    return found.gather(1, tokens[:, None])[:, 0]
+
+
+def test_kept_keys_and_values_make_a_hybrid_policy_that_its_span_names() -> None:
+    old, new, newest = tiny(seed=1), tiny(seed=2), tiny(seed=3)
+    publisher = Publisher()
+    core = publisher.serving(old, kv_mode="keep")
+    prompt = [3, 1, 4, 1, 5]
+    core.submit(request("a", prompt, 10))
+    for _ in range(4):
+        core.step()
+    assert load(core, publisher.publish(new)) == 0
+    first = finish(core)["a"]
+    assert [(s.start, s.stop, s.version, s.kv, s.context_versions) for s in first.spans] == [
+        (0, 4, 1, KVState.FRESH, ()),
+        (4, 10, 2, KVState.KEPT, (1,)),
+    ]
+    ids = prompt + list(first.token_ids)
+    # The fourth sample is computed, and its keys and values written, by the new weights.
+    assert_close(logps(first), hybrid_logps([(old, ids[:8]), (new, ids[8:])], 10))
+    load(core, publisher.publish(newest))
+    core.submit(request("a", [*ids, 9, 2], 3))
+    second = finish(core)["a"]
+    (span,) = second.spans
+    assert (span.version, span.kv, span.context_versions) == (3, KVState.KEPT, (1, 2))
+    assert second.tokens_cached == len(ids) - 1
+    rest = [ids[-1], 9, 2, *second.token_ids]
+    blocks = [(old, ids[:8]), (new, ids[8:-1]), (newest, rest)]
+    assert_close(logps(second), hybrid_logps(blocks, 3))
+
+
+def test_a_turn_that_departs_from_kept_positions_forgets_who_wrote_them() -> None:
+    publisher = Publisher()
+    core = publisher.serving(tiny(seed=1), kv_mode="keep")
+    core.submit(request("a", [1, 2, 3, 4, 5, 6], 2))
+    finish(core)
+    load(core, publisher.publish(tiny(seed=2)))
+    core.submit(request("a", [7, 2, 3, 4], 2))
+    (span,) = finish(core)["a"].spans
+    assert (span.version, span.kv, span.context_versions) == (2, KVState.FRESH, ())

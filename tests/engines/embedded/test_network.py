@@ -1,5 +1,7 @@
 """Both forwards against the module they stand for."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from support.embedded import VOCABULARY, tiny
 from trueup.engines.embedded.architectures import build_network
 from trueup.engines.embedded.fallback import ModuleNetwork
 from trueup.engines.embedded.forward import SlimNetwork
+from trueup.engines.embedded.memory import Arithmetic
 from trueup.engines.embedded.network import Batch, Network, kinds
 from trueup.engines.embedded.parameters import Parameters
 from trueup.models.load import state_tensors
@@ -17,14 +20,19 @@ SLIM = ["llama", "llama-gqa-tied-bias", "qwen2", "qwen3"]
 MODULE = ["gpt_neox", "opt"]
 
 
-def bound(model: object, slots: int = 6) -> Network:
-    network = build_network(model, slots, CPU)  # type: ignore[arg-type]
+def build(model: Any, slots: int = 2, head: torch.dtype | None = None) -> Network[Any]:
+    arithmetic = Arithmetic(dtype=model.dtype, head_dtype=head or model.dtype)
+    return build_network(model, slots, CPU, arithmetic)
+
+
+def bound(model: object, slots: int = 6, head: torch.dtype | None = None) -> Network[Any]:
+    network = build(model, slots, head)
     tensors = state_tensors(model)  # type: ignore[arg-type]
     spec = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
     parameters = Parameters(spec, network.fused, CPU)
     with torch.no_grad():
         parameters.copy_from(tensors)
-    network.bind(parameters)
+        network.bind(network.prepare(parameters))
     return network
 
 
@@ -49,12 +57,12 @@ def reference(model: object, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", SLIM)
 def test_the_slim_forward_serves_the_types_it_names(kind: str) -> None:
-    assert isinstance(build_network(tiny(kind), 2, CPU), SlimNetwork)
+    assert isinstance(build(tiny(kind)), SlimNetwork)
 
 
 @pytest.mark.parametrize("kind", MODULE)
 def test_other_types_run_through_their_own_module(kind: str) -> None:
-    assert isinstance(build_network(tiny(kind), 2, CPU), ModuleNetwork)
+    assert isinstance(build(tiny(kind)), ModuleNetwork)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_other_types_run_through_their_own_module(kind: str) -> None:
 def test_a_named_type_that_means_something_else_runs_through_its_module(
     overrides: dict[str, object],
 ) -> None:
-    assert isinstance(build_network(tiny("llama", **overrides), 2, CPU), ModuleNetwork)
+    assert isinstance(build(tiny("llama", **overrides)), ModuleNetwork)
 
 
 @pytest.mark.parametrize("kind", SLIM + MODULE)
@@ -143,3 +151,15 @@ def test_bfloat16_differs_from_its_module_by_rounding_only() -> None:
     assert logits.dtype is torch.float32
     # Both are as far from float32 as bfloat16's 8 bits of mantissa make them.
     assert float((logits[0] - exact).abs().max()) < 3 * float((expected - exact).abs().max()) + 0.01
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-gqa-tied-bias"])
+def test_a_float32_head_does_not_round_the_logits(kind: str) -> None:
+    model = tiny(kind, dtype="bfloat16")
+    rounded, exact = (
+        bound(model, head=head).forward(batch({0: (0, [1, 2, 3])}))
+        for head in (None, torch.float32)
+    )
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert not torch.equal(exact, exact.bfloat16().float())
+    torch.testing.assert_close(exact, rounded, atol=0.05, rtol=0.01)

@@ -66,7 +66,7 @@ class SlotCache:
         held = self.positions
         if positions <= held:
             return
-        grown = -(-max(positions, held * 5 // 4) // _BUCKET) * _BUCKET
+        grown = -(-max(positions, held * 9 // 8) // _BUCKET) * _BUCKET
         for index, old in enumerate(self.layers):
             new = old.new_zeros((*old.shape[:3], grown, old.shape[4]))
             new[:, :, :, :held] = old
@@ -77,6 +77,12 @@ class SlotCache:
         """Zero a slot."""
         for layer in self.layers:
             layer[:, slot] = 0
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give a slot the first positions of another's."""
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def rows(self, slots: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
         """[M, 2H] -> [M·2H]: where the keys, then values, of M tokens lie among the D-rows.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from trueup.engines.embedded.activity import ActivityMeter
 from trueup.engines.embedded.architectures import build_network
+from trueup.engines.embedded.memory import Arithmetic
 from trueup.engines.embedded.network import Batch
 from trueup.engines.embedded.sampling import sample
 from trueup.engines.embedded.session import Session, Turn
@@ -27,7 +28,7 @@ from trueup.engines.embedded.slots import SlotTable
 from trueup.engines.embedded.weights import Digest, DoubleBuffer, Fetch
 from trueup.errors import EngineFault
 from trueup.models.load import load_model, state_tensors
-from trueup.types import Completion, FinishReason, GenerateRequest, KVState, WeightManifest
+from trueup.types import Completion, FinishReason, GenerateRequest, WeightManifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 _BATCH_TOKENS = 8192
 """Most tokens of one forward; bounds its activations, not what a step can hold."""
+
+_SHARED_FROM = 32
+"""Length from which a prompt is copied from a session that has it; a shorter one is computed in
+less time."""
 
 
 class EmbeddedCore:
@@ -47,13 +52,19 @@ class EmbeddedCore:
         engine_id: Goes into every span.
         epoch: How often this engine had been started.
         slots: Sessions that can hold a cache at once.
-        dtype: `float32` or `bfloat16`; published tensors must have it, and so must a given model.
+        dtype: `float32` or `bfloat16`; a given model must have it, and published tensors too,
+            unless they are quantised: then they are float32.
+        quantize: Grid of weights and activations (`EngineConfig.quantize`).
+        float32_head: Compute the logits in float32.
+        kv_mode: What a swap does with the keys and values of running and idle sessions:
+            `recompute` or `keep`.
+        prefix_cache: Reuse keys and values of earlier turns and of equal prompts.
         fetch: Reads a published version.
         digest: Digests named tensors as the manifests do.
         device: Where to compute.
 
     Raises:
-        EngineFault: The model's dtype is another one.
+        EngineFault: The model's dtype is another one, or its architecture computes only plainly.
         CheckpointError: The directory holds no causal LM.
     """
 
@@ -65,6 +76,10 @@ class EmbeddedCore:
         epoch: int = 0,
         slots: int,
         dtype: str = "float32",
+        quantize: str = "none",
+        float32_head: bool = False,
+        kv_mode: str = "recompute",
+        prefix_cache: bool = True,
         fetch: Fetch,
         digest: Digest,
         device: str = "cpu",
@@ -73,20 +88,35 @@ class EmbeddedCore:
         self.engine_id = engine_id
         self.epoch = epoch
         self.slots = slots
-        self.precision = dtype
+        self.precision = dtype if quantize == "none" else f"{dtype}+{quantize}"
         self.meter = ActivityMeter()
+        self._keeps = kv_mode == "keep"
+        self._prefix_cache = prefix_cache
         self._device = torch.device(device)
+        arithmetic = Arithmetic(
+            dtype=getattr(torch, dtype),
+            head_dtype=torch.float32 if float32_head else getattr(torch, dtype),
+            scheme=quantize,
+        )
         if isinstance(model, Path):
-            model = load_model(model, dtype=getattr(torch, dtype))
-        if str(model.dtype) != f"torch.{dtype}":
+            model = load_model(model, dtype=arithmetic.dtype)
+        if model.dtype is not arithmetic.dtype:
             raise EngineFault(field="model.dtype", rule=dtype, value=str(model.dtype))
         config: Any = model.config
         self._vocab: int = config.vocab_size
         self._positions: int = config.max_position_embeddings
-        self._network = build_network(model, slots, self._device)
-        spec = {name: (tuple(t.shape), t.dtype) for name, t in state_tensors(model).items()}
+        self._network = build_network(model, slots, self._device, arithmetic)
+        published = arithmetic.dtype if quantize == "none" else torch.float32
         self._weights = DoubleBuffer(
-            spec, self._network.fused, self._device, fetch=fetch, digest=digest
+            {
+                name: (tuple(t.shape), published if t.is_floating_point() else t.dtype)
+                for name, t in state_tensors(model).items()
+            },
+            self._network.fused,
+            self._device,
+            prepare=self._network.prepare,
+            fetch=fetch,
+            digest=digest,
         )
         self._table = SlotTable(slots)
         self._free = list(range(slots))
@@ -94,6 +124,8 @@ class EmbeddedCore:
         self._by_slot: dict[int, Session] = {}
         self._returning: list[Session] = []
         self._newcomers: dict[str, Turn] = {}
+        self._openings: dict[bytes, int] = {}
+        """First prompt of a session -> the slot of the last one that began with it."""
         self._faults: list[tuple[str, EngineFault]] = []
 
     @property
@@ -172,11 +204,16 @@ class EmbeddedCore:
         """
         return self._weights.stage(manifest)
 
+    @property
+    def prepare_s(self) -> float:
+        """Seconds that repacking or quantising the last staged version took."""
+        return self._weights.prepare_s
+
     def swap(self) -> int:
         """Serve what was staged, from the next token on.
 
-        The caches of running sessions are recomputed by the next step, those of idle ones at their
-        next turn.
+        The caches of running sessions are recomputed by the next step and those of idle ones at
+        their next turn; in mode `keep` they all stay as they are.
 
         Returns:
             Tokens of running sessions that will be computed again.
@@ -187,11 +224,12 @@ class EmbeddedCore:
             session = self._by_slot[slot]
             assert session.turn is not None
             cached = int(self._table.cached[slot])
-            self._table.cached[slot] = 0
-            session.version, session.kv = self.version, KVState.RECOMPUTED
-            session.turn.tokens_recomputed += cached
-            session.turn.mark(self._table.sampled(slot), self.version, session.kv)
-            recomputed += cached
+            if not self._keeps:
+                self._table.cached[slot] = 0
+                session.turn.tokens_recomputed += cached
+                recomputed += cached
+            session.serve(self.version, behind=cached, keeps=self._keeps)
+            session.turn.mark(self._table.sampled(slot), session)
         return recomputed
 
     def attest(self) -> str:
@@ -232,31 +270,51 @@ class EmbeddedCore:
         return aborted
 
     def _admit(self) -> None:
-        for session in self._returning:
-            self._begin(session)
-        self._returning.clear()
+        """Begin every turn that has a slot, but those whose prompt is just being computed."""
+        beginning, self._returning = self._returning, []
         while self._newcomers and self._free:
             name = next(iter(self._newcomers))
             turn, slot = self._newcomers.pop(name), heapq.heappop(self._free)
             session = Session(name=name, slot=slot, turn=turn)
             self._sessions[name] = self._by_slot[slot] = session
-            self._begin(session)
+            beginning.append(session)
+        computing: set[bytes] = set()
+        for session in beginning:
+            opening = self._opening(session)
+            if opening in computing:
+                self._returning.append(session)
+                continue
+            uncached = self._begin(session, opening)
+            if opening and uncached > 1:
+                computing.add(opening)
 
-    def _begin(self, session: Session) -> None:
-        """Start a session's turn: what its cache shares with the prompt is not computed again."""
+    def _opening(self, session: Session) -> bytes:
+        """The prompt that a new session may share with others; empty if it shares none."""
+        assert session.turn is not None
+        prompt = session.turn.request.prompt_ids
+        new = session.version < 0 and self._prefix_cache
+        return prompt.tobytes() if new and len(prompt) >= _SHARED_FROM else b""
+
+    def _begin(self, session: Session, opening: bytes) -> int:
+        """Start a session's turn: what its cache shares with the prompt is not computed again.
+
+        Returns:
+            Prompt tokens that must be computed.
+        """
         turn = session.turn
         assert turn is not None
         prompt = np.frombuffer(turn.request.prompt_ids, dtype=np.int32)
-        known = self._table.common_prefix(session.slot, prompt)
-        if known and session.version != self.version:
+        known = self._table.common_prefix(session.slot, prompt) if self._prefix_cache else 0
+        if opening:
+            known = self._borrow(session, opening, prompt)
+            self._openings[opening], session.opening = session.slot, opening
+        if known and session.version != self.version and not self._keeps:
             turn.tokens_recomputed = known
             turn.tokens_prefilled = len(prompt) - known
-            session.kv = KVState.RECOMPUTED
         else:
             turn.tokens_cached = self._network.keep(session.slot, known)
             turn.tokens_prefilled = len(prompt) - turn.tokens_cached
-            if not turn.tokens_cached:
-                session.kv = KVState.FRESH
+        session.serve(self.version, behind=known, keeps=turn.tokens_cached > 0)
         self._table.begin(
             session.slot,
             prompt,
@@ -264,9 +322,18 @@ class EmbeddedCore:
             turn.request.forced_ids,
             cached=turn.tokens_cached,
         )
-        session.version = self.version
-        turn.mark(0, self.version, session.kv)
+        turn.mark(0, session)
         turn.t_start = time.monotonic()
+        return len(prompt) - turn.tokens_cached
+
+    def _borrow(self, session: Session, opening: bytes, prompt: NDArray[np.int32]) -> int:
+        """Copy what another session has cached of the same prompt; returns how much."""
+        lender = self._by_slot.get(self._openings.get(opening, -1))
+        if lender is None or lender.version != self.version:
+            return 0
+        known = self._table.common_prefix(lender.slot, prompt)
+        session.version, session.writers = lender.version, list(lender.writers)
+        return self._network.copy(lender.slot, session.slot, known) if known else 0
 
     def _logits(self, batch: Batch) -> Tensor:
         if len(batch.tokens) <= _BATCH_TOKENS:
@@ -339,6 +406,8 @@ class EmbeddedCore:
 
     def _evict(self, session: Session) -> None:
         self._table.forget(session.slot)
+        if self._openings.get(session.opening) == session.slot:
+            del self._openings[session.opening]
         self._network.keep(session.slot, 0)
         del self._sessions[session.name], self._by_slot[session.slot]
         heapq.heappush(self._free, session.slot)

@@ -128,7 +128,9 @@ class EmbeddedEngine:
             digest = await asyncio.to_thread(self._core.stage, manifest)
             t_staged = time.monotonic()
             self._demand_open()
+            t_swap = time.monotonic()
             recomputed = self._core.swap()
+            t_end = time.monotonic()
             return LoadReceipt(
                 engine=self._core.engine_id,
                 epoch=self._core.epoch,
@@ -136,8 +138,10 @@ class EmbeddedEngine:
                 digest=digest,
                 t_start=t_start,
                 t_staged=t_staged,
-                t_end=time.monotonic(),
+                t_end=t_end,
                 tokens_recomputed=recomputed,
+                prepare_s=self._core.prepare_s,
+                pause_s=t_end - t_swap,
             )
 
     async def attest(self) -> str:
@@ -237,6 +241,10 @@ def build(
         epoch=epoch,
         slots=config.slots,
         dtype=config.dtype,
+        quantize=config.quantize,
+        float32_head=config.float32_head,
+        kv_mode=config.kv_mode,
+        prefix_cache=config.prefix_cache,
         fetch=fetch,
         digest=digest,
     )

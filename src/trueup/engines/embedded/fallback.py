@@ -36,11 +36,20 @@ class ModuleNetwork:
         accepted = inspect.signature(self._module.forward).parameters
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
 
-    def bind(self, parameters: Parameters) -> None:
+    def prepare(self, parameters: Parameters) -> Parameters:
+        """See `network.Network.prepare`; the module reads the parameters themselves."""
+        return parameters
+
+    def bind(self, prepared: Parameters) -> None:
         """See `network.Network.bind`; tied tensors are one object, so one assignment moves both."""
         own = self._module.state_dict(keep_vars=True)
-        for name, tensor in parameters.named.items():
+        for name, tensor in prepared.named.items():
             own[name].data = tensor
+
+    def copy(self, source: int, target: int, length: int) -> int:
+        """See `network.Network.copy`."""
+        self._caches[target] = copy.deepcopy(self._caches[source])
+        return self.keep(target, length)
 
     def keep(self, slot: int, length: int) -> int:
         """See `network.Network.keep`; a cache that cannot be cropped is forgotten."""

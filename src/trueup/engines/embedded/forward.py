@@ -19,10 +19,12 @@ import torch.nn.functional as F  # noqa: N812  the name of the field
 from torch import Tensor
 
 from trueup.engines.embedded.cache import SlotCache
+from trueup.engines.embedded.memory import Arithmetic, Memory
 from trueup.engines.embedded.network import Batch
 from trueup.engines.embedded.parameters import Parameters
 from trueup.engines.embedded.plan import Plan, Planner, Several, Singles
 from trueup.engines.embedded.rotary import tables, tabulated
+from trueup.models.linear import Linear
 from trueup.models.load import state_tensors
 
 if TYPE_CHECKING:
@@ -33,22 +35,16 @@ _MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights of one block; fused ones are views of the parameters' own storage."""
+    """One block, ready to multiply."""
 
     norm_in: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Linear
     norm_mlp: Tensor
-    gate: Tensor
-    gate_bias: Tensor | None
-    up: Tensor
-    up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +53,28 @@ class _Bound:
 
     embed: Tensor
     layers: list[_Layer]
+    queries: Linear
+    """Of the last layer, where only the sampled rows need them."""
+    keys_values: Linear
     norm: Tensor
-    head: Tensor
-    head_bias: Tensor | None
+    head: Linear
+    memory: Memory
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `network.Prepared`."""
+        return self.memory.tensors()
 
 
 class SlimNetwork:
     """The slim forward; see `network.Network`."""
 
-    def __init__(self, model: PreTrainedModel, slots: int, device: torch.device) -> None:
+    def __init__(
+        self, model: PreTrainedModel, slots: int, device: torch.device, arithmetic: Arithmetic
+    ) -> None:
         """Read the architecture from a model; its weights are not kept."""
         config: Any = model.config
         names = state_tensors(model)
+        self._arithmetic = arithmetic
         self._layers_count: int = config.num_hidden_layers
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
@@ -110,38 +116,44 @@ class SlimNetwork:
             and set(layer_types) == {"full_attention"}
         )
 
-    def bind(self, parameters: Parameters) -> None:
-        """See `network.Network.bind`."""
-        get, fused = parameters.named.get, parameters.fused
-        layers = []
-        for index in range(self._layers_count):
-            block = f"model.layers.{index}"
-            attention, mlp = f"{block}.self_attn", f"{block}.mlp"
-            layers.append(
-                _Layer(
-                    norm_in=parameters.named[f"{block}.input_layernorm.weight"],
-                    qkv=fused[f"{attention}.q_proj.weight"],
-                    qkv_bias=fused.get(f"{attention}.q_proj.bias"),
-                    q_norm=get(f"{attention}.q_norm.weight"),
-                    k_norm=get(f"{attention}.k_norm.weight"),
-                    out=parameters.named[f"{attention}.o_proj.weight"],
-                    out_bias=get(f"{attention}.o_proj.bias"),
-                    norm_mlp=parameters.named[f"{block}.post_attention_layernorm.weight"],
-                    gate=parameters.named[f"{mlp}.gate_proj.weight"],
-                    gate_bias=get(f"{mlp}.gate_proj.bias"),
-                    up=parameters.named[f"{mlp}.up_proj.weight"],
-                    up_bias=get(f"{mlp}.up_proj.bias"),
-                    down=parameters.named[f"{mlp}.down_proj.weight"],
-                    down_bias=get(f"{mlp}.down_proj.bias"),
-                )
-            )
-        self._bound = _Bound(
-            embed=parameters.named["model.embed_tokens.weight"],
+    def prepare(self, parameters: Parameters) -> _Bound:
+        """See `network.Network.prepare`."""
+        memory = Memory(parameters, self._arithmetic)
+        layers = [self._prepare_layer(memory, index) for index in range(self._layers_count)]
+        queries = self._heads * self._head_dim
+        rows = self._all_heads * self._head_dim
+        return _Bound(
+            embed=memory.tensor("model.embed_tokens.weight"),
             layers=layers,
-            norm=parameters.named["model.norm.weight"],
-            head=parameters.named[self._head_name],
-            head_bias=get("lm_head.bias"),
+            queries=layers[-1].qkv.part(0, queries),
+            keys_values=layers[-1].qkv.part(queries, rows),
+            norm=memory.tensor("model.norm.weight"),
+            head=memory.head(self._head_name, "lm_head.bias"),
+            memory=memory,
         )
+
+    def _prepare_layer(self, memory: Memory, index: int) -> _Layer:
+        block = f"model.layers.{index}"
+        attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+        return _Layer(
+            norm_in=memory.tensor(f"{block}.input_layernorm.weight"),
+            qkv=memory.linear(*(f"{attention}.{name}_proj" for name in "qkv")),
+            q_norm=memory.optional(f"{attention}.q_norm.weight"),
+            k_norm=memory.optional(f"{attention}.k_norm.weight"),
+            out=memory.linear(f"{attention}.o_proj"),
+            norm_mlp=memory.tensor(f"{block}.post_attention_layernorm.weight"),
+            gate_up=memory.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            down=memory.linear(f"{mlp}.down_proj"),
+        )
+
+    def bind(self, prepared: _Bound) -> None:
+        """See `network.Network.bind`."""
+        self._bound = prepared
+
+    def copy(self, source: int, target: int, length: int) -> int:
+        """See `network.Network.copy`."""
+        self.cache.copy(source, target, length)
+        return length
 
     def keep(self, slot: int, length: int) -> int:
         """See `network.Network.keep`; positions behind `length` are masked until overwritten."""
@@ -165,20 +177,19 @@ class SlimNetwork:
         for index, layer in enumerate(bound.layers):
             normed = self._rms(x, layer.norm_in)
             if plan.last is not None and index == self._layers_count - 1:
-                attended = self._attend_last(index, layer, normed, plan)
+                attended = self._attend_last(bound, layer, normed, plan)
                 x = x.index_select(0, plan.last.index)
             else:
                 attended = self._attend(index, layer, normed, plan)
-            x = _add_linear(x, attended, layer.out, layer.out_bias)
-            normed = self._rms(x, layer.norm_mlp)
-            gate = F.silu(F.linear(normed, layer.gate, layer.gate_bias))
-            up = F.linear(normed, layer.up, layer.up_bias)
-            x = _add_linear(x, gate.mul_(up), layer.down, layer.down_bias)
-        return F.linear(self._rms(x, bound.norm), bound.head, bound.head_bias).float()
+            x = layer.out.add(x, attended)
+            gate, up = layer.gate_up(self._rms(x, layer.norm_mlp)).chunk(2, -1)
+            x = layer.down.add(x, F.silu(gate).mul_(up))
+        normed = self._rms(x, bound.norm)
+        return bound.head(normed.to(self._arithmetic.head_dtype)).float()
 
     def _attend(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
         """[M, hidden] -> [M, H·D]."""
-        qkv = self._rotated(layer, x, plan.cos, plan.sin, 0, self._all_heads)
+        qkv = self._rotated(layer, layer.qkv(x), plan.cos, plan.sin, 0)
         self._write(index, qkv[:, self._heads :], plan)
         parts = []
         if plan.singles is not None:
@@ -187,27 +198,26 @@ class SlimNetwork:
         parts += [self._attend_several(index, qkv[r.begin : r.end], r) for r in plan.several]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_last(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
+    def _attend_last(self, bound: _Bound, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
         """[M, hidden] -> [R, H·D]: keys and values of all tokens, queries of the last ones."""
         last = plan.last
         assert last is not None
-        heads = self._heads
-        keys_values = self._rotated(layer, x, plan.cos, plan.sin, heads, self._all_heads)
-        self._write(index, keys_values, plan)
-        x = x.index_select(0, last.index)
-        queries = self._rotated(layer, x, last.cos, last.sin, 0, heads)
+        index = self._layers_count - 1
+        states = self._rotated(layer, bound.keys_values(x), plan.cos, plan.sin, self._heads)
+        self._write(index, states, plan)
+        queries = bound.queries(x.index_select(0, last.index))
+        queries = self._rotated(layer, queries, last.cos, last.sin, 0)
         return self._attend_singles(index, queries, last.queries)
 
     def _rotated(
-        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, first: int, end: int
+        self, layer: _Layer, projected: Tensor, cos: Tensor, sin: Tensor, first: int
     ) -> Tensor:
-        """[M, hidden] -> [M, end - first, D]: projections to some heads, normed and rotated.
+        """[M, heads·D] -> [M, heads, D]: the heads from `first` on, normed and rotated in place.
 
         The heads are the H query heads, the K key heads and the K value heads, in this order.
         """
-        rows = slice(first * self._head_dim, end * self._head_dim)
-        bias = None if layer.qkv_bias is None else layer.qkv_bias[rows]
-        states = F.linear(x, layer.qkv[rows], bias).view(-1, end - first, self._head_dim)
+        states = projected.view(len(projected), -1, self._head_dim)
+        end = first + states.shape[1]
         if layer.q_norm is not None and layer.k_norm is not None:
             queries = states[:, : max(self._heads - first, 0)]
             keys = states[:, queries.shape[1] : self._heads + self._kv_heads - first]
@@ -268,15 +278,13 @@ class SlimNetwork:
         return normed
 
     def _groups(self) -> list[tuple[str, ...]]:
-        """Query, key and value of every layer: one product, whose rows the rotation then shares."""
+        """What one product computes: queries, keys and values; the gate and what it gates."""
         return [
-            tuple(f"model.layers.{index}.self_attn.{p}_proj.{kind}" for p in "qkv")
+            tuple(f"model.layers.{index}.{part}_proj.{kind}" for part in parts)
             for index in range(self._layers_count)
+            for parts in (
+                ("self_attn.q", "self_attn.k", "self_attn.v"),
+                ("mlp.gate", "mlp.up"),
+            )
             for kind in ("weight", "bias")
         ]
-
-
-def _add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Residual + x Wᵀ (+ bias) in one product."""
-    total = torch.addmm(residual, x, weight.t())
-    return total if bias is None else total.add_(bias)

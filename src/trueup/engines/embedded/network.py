@@ -9,9 +9,9 @@ R: rows of a step, M: new tokens of all rows, V: vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -73,7 +73,18 @@ def _doublings(n: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.frexp(n - 1)[1].astype(np.int64)
 
 
-class Network(Protocol):
+class Prepared(Protocol):
+    """A version in the form that a forward reads."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every published tensor, from the memory that is read: what is digested."""
+        ...
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class Network(Protocol[P]):
     """A causal LM's forward over a cache of slots that it owns."""
 
     @property
@@ -81,8 +92,16 @@ class Network(Protocol):
         """Groups of parameters that the forward wants stacked in one storage."""
         ...
 
-    def bind(self, parameters: Parameters) -> None:
-        """Serve these parameters from the next forward on; the cache stays as it is."""
+    def prepare(self, parameters: Parameters) -> P:
+        """Make a version ready: repack, cast, quantise; the served one is not touched."""
+        ...
+
+    def bind(self, prepared: P) -> None:
+        """Serve this version from the next forward on; the cache stays as it is."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> int:
+        """Give a slot the first positions of another's; returns how many it really got."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:

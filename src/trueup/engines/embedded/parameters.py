@@ -46,6 +46,10 @@ class Parameters:
             if name not in self.named:
                 self.named[name] = torch.empty(shape, dtype=dtype, device=device)
 
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name (`network.Prepared`)."""
+        return self.named
+
     def copy_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the values of a version; the caller has verified it with `verify`."""
         for name, own in self.named.items():

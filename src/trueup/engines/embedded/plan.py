@@ -1,8 +1,8 @@
 """What all layers of a slim forward share about one batch: indices, masks, angles.
 
-Attention sees the rows in two ways. Rows with one query each are batched products, over the cache
-itself if they are all of slots 0 ... R-1 and over a copy of theirs if not. Rows with several new
-tokens are padded among their kind, and those with nothing cached before need no cache at all.
+Attention sees the rows in two ways. Rows with one query each are batched products: over the cache
+itself if they fill most of its leading slots, and over a copy of theirs if not. Rows with several
+new tokens are padded among their kind, and those with nothing cached before need no cache at all.
 
 R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dimension, T: positions
 attended, N: most new tokens of a row of a kind.
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from trueup.engines.embedded.cache import SlotCache
 
 _ATTEND_BUCKET = 16
+_SPARE_SLOTS = 2.0
+"""Slots per row up to which the cache is read in place: an idle slot costs a product of one row, a
+copy costs about as much as the products that read it."""
+_SPARE_POSITIONS = 3.0
+"""Positions per position needed up to which all are attended to: a product of part of them copies
+the keys first, at three times its price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +39,17 @@ class Singles:
     """Attention of rows with one query each."""
 
     rows: int
+    """P: products; R, or where they are read in place the leading slots that hold the rows."""
     slots: Tensor | None
-    """[2R] as `SlotCache.read` takes them; None: the rows are slots 0 ... R-1, read in place."""
+    """[2R] as `SlotCache.read` takes them; None: the products are of slots 0 ... P-1, in place."""
     order: Tensor | None
-    """[R] row of each slot, where they are read in place but the rows are not in their order."""
+    """[P] row of each slot, where the rows are not slots 0 ... R-1 in order; an idle slot has
+    another's."""
     inverse: Tensor | None
     """[R] slot of each row, likewise."""
     attended: int
     mask: Tensor
-    """[R·K, G, T] 0 or -inf."""
+    """[P·K, G, T] 0 or -inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +159,17 @@ class Planner:
     def _queries(self, slots: NDArray[np.int64], filled: NDArray[np.int64]) -> Singles:
         """One query at the end of every row."""
         rows, attended = len(slots), self._attended(filled)
-        in_place = int(slots.max()) + 1 == rows
-        order = np.argsort(slots) if in_place and (slots[1:] < slots[:-1]).any() else None
-        seen = filled - 1 if order is None else filled[order] - 1
+        leading = int(slots.max()) + 1
+        in_place = leading <= _SPARE_SLOTS * rows
+        order, seen = None, filled - 1
+        if in_place:
+            if attended * _SPARE_POSITIONS >= self._cache.positions:
+                attended = self._cache.positions
+            if leading != rows or (slots[1:] < slots[:-1]).any():
+                order = np.zeros(leading, dtype=np.int64)
+                order[slots] = np.arange(rows)
+                seen = seen[order]
+            rows = leading
         groups = self._heads // self._kv_heads
         mask = self._mask(seen[:, None], attended)[:, None, None]
         return Singles(

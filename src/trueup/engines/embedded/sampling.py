@@ -63,18 +63,27 @@ def sample(
         [R] tokens (int64) and [R] log-probs (float64, exact to 1e-6 for the given logits); -inf for
         a forced token outside a truncated support. A row whose logits are not finite has NaN.
     """
-    scaled = logits if temperature is None else logits / temperature.float()[:, None]
-    top = scaled.amax(-1, keepdim=True)
-    masses = torch.exp(scaled - top)
+    if temperature is not None:
+        logits = logits / temperature.float()[:, None]
+    centred = logits - logits.amax(-1, keepdim=True)
+    given = None if forced is None else centred.gather(1, forced.clamp_min(0)[:, None])[:, 0]
+    masses = centred.exp_()  # in place: a large vocabulary's memory is what sampling costs
     if top_k is not None and top_p is not None:
         masses = _truncated(masses, top_k, top_p)
     tokens, total = _search(masses, u)
-    if forced is not None:
-        tokens = torch.where(forced >= 0, forced, tokens)
-    chosen = (scaled.gather(1, tokens[:, None]) - top)[:, 0].double()
-    if forced is not None and top_k is not None:
-        chosen = chosen.masked_fill(masses.gather(1, tokens[:, None])[:, 0] == 0, -torch.inf)
+    if forced is None or given is None:
+        return tokens, _log(masses, tokens) - total.log()
+    tokens = torch.where(forced >= 0, forced, tokens)
+    chosen = torch.where(forced >= 0, given.double(), _log(masses, tokens))
+    if top_k is not None:
+        kept = masses.gather(1, tokens[:, None])[:, 0] > 0
+        chosen.masked_fill_(~kept, -torch.inf)
     return tokens, chosen - total.log()
+
+
+def _log(masses: Tensor, tokens: Tensor) -> Tensor:
+    """[R] log of the mass of one token of each row, in float64."""
+    return masses.gather(1, tokens[:, None])[:, 0].double().log()
 
 
 def _search(masses: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,21 @@
 """Two sets of parameters: the one that is served and the one that the next version is staged in.
 
-A version is fetched, checked against the model, copied into the shadow set, and that memory is
-digested; only a version whose digest is the manifest's can be swapped in, by exchanging two
-references. Until then, and after any failure, the old version is served as the old version.
+A version is fetched, checked against the model, copied into the shadow set, made ready for the
+forward, and the memory that the forward will read is digested; only a version whose digest is the
+manifest's can be swapped in, by exchanging two references. Until then, and after any failure, the
+old version is served as the old version.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic
 
 import torch
 from torch import Tensor
 
+from trueup.engines.embedded.network import P
 from trueup.engines.embedded.parameters import Parameters, Spec, verify
 from trueup.errors import EngineFault, TransportFault
 from trueup.types import WeightManifest
@@ -22,13 +26,14 @@ Digest = Callable[[Mapping[str, Tensor]], str]
 """Digest of named tensors, as the manifest holds it (`sync.digest.digest`)."""
 
 
-class DoubleBuffer:
+class DoubleBuffer(Generic[P]):
     """Stages, verifies and swaps versions.
 
     Args:
         spec: What makes up the model.
         fused: Groups of names to stack (`Network.fused`).
         device: Where the parameters lie.
+        prepare: Makes a version ready for the forward (`Network.prepare`).
         fetch: Reads a version.
         digest: Digests tensors.
     """
@@ -39,27 +44,31 @@ class DoubleBuffer:
         fused: Iterable[Sequence[str]],
         device: torch.device,
         *,
+        prepare: Callable[[Parameters], P],
         fetch: Fetch,
         digest: Digest,
     ) -> None:
         """Start empty; memory is allocated by the first two versions."""
         self.version = -1
         """The version served; -1 before the first."""
+        self.prepare_s = 0.0
+        """What preparing the last staged version took."""
+        self._prepare = prepare
         self._spec = spec
         self._fused = tuple(fused)
         self._device = device
         self._fetch = fetch
         self._digest = digest
-        self._serving: Parameters | None = None
+        self._serving: tuple[Parameters, P] | None = None
         self._shadow: Parameters | None = None
-        self._staged: int | None = None
+        self._staged: tuple[int, P] | None = None
 
     @torch.no_grad()
     def stage(self, manifest: WeightManifest) -> str:
         """Make a version ready to be swapped in; may run while the served one is in use.
 
         Returns:
-            The digest of the shadow memory.
+            The digest of the memory that will be read.
 
         Raises:
             TransportFault: The version does not fit the model or differs from its manifest.
@@ -70,17 +79,20 @@ class DoubleBuffer:
         if self._shadow is None:
             self._shadow = Parameters(self._spec, self._fused, self._device)
         self._shadow.copy_from(tensors)
-        found = self._digest(self._shadow.named)
+        begin = time.monotonic()
+        prepared = self._prepare(self._shadow)
+        self.prepare_s = time.monotonic() - begin
+        found = self._digest(prepared.tensors())
         if found != manifest.digest:
             raise TransportFault(
                 field=f"version {manifest.version}: digest of engine memory",
                 rule=manifest.digest,
                 value=found,
             )
-        self._staged = manifest.version
+        self._staged = (manifest.version, prepared)
         return found
 
-    def swap(self) -> Parameters:
+    def swap(self) -> P:
         """Serve what was staged; the set served so far becomes the shadow.
 
         Raises:
@@ -88,10 +100,11 @@ class DoubleBuffer:
         """
         if self._staged is None or self._shadow is None:
             raise EngineFault(field="swap", rule="preceded by a verified stage", value="nothing")
-        self.version, self._staged = self._staged, None
-        served = self._shadow
-        self._shadow, self._serving = self._serving, served
-        return served
+        (self.version, prepared), self._staged = self._staged, None
+        served = (self._shadow, prepared)
+        self._shadow = None if self._serving is None else self._serving[0]
+        self._serving = served
+        return prepared
 
     def close(self) -> None:
         """Let go of both sets."""
@@ -105,4 +118,4 @@ class DoubleBuffer:
         """
         if self._serving is None:
             raise EngineFault(field="engine", rule="serving a version", value="empty")
-        return self._digest(self._serving.named)
+        return self._digest(self._serving[1].tensors())
