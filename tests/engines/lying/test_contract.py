@@ -41,7 +41,7 @@ LIES = {
 """Tests that a lie breaks, which are what it is about."""
 
 
-@pytest.fixture(params=[name for name in FAULTS if "kv_mode" not in FAULTS[name].demands])
+@pytest.fixture(params=FAULTS)
 def rig(request: pytest.FixtureRequest) -> Contract:
     if request.function.__name__ in {test.__name__ for test in LIES.get(request.param, ())}:
         pytest.skip("what it lies about")
