@@ -42,7 +42,7 @@ def quantized(
 
     Args:
         weight: [N, K] as the version brings it; rounded here, and not kept.
-        bias: [N], not rounded.
+        bias: [N]; rounded only by a scheme that rounds everything.
         scheme: The grids.
         dtype: Of inputs and outputs.
         rows: Output rows of each module where several are stacked: no scale spans two of them.
@@ -51,7 +51,7 @@ def quantized(
         plain: Makes the layers of `dtype` that emulation multiplies with.
     """
     modules = torch.split(weight.float(), list(rows) or [len(weight)])
-    bias = None if bias is None else bias.to(dtype)
+    bias = None if bias is None else scheme.other(bias).to(dtype)
     activation = scheme.activation
     if activation is None or activation.along_inputs:
         layer = plain(_stacked([scheme.weight.rounded(w).to(dtype) for w in modules]), bias)

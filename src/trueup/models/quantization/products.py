@@ -78,13 +78,16 @@ class Integer:
     def __init__(self, weight: Tensor) -> None:
         """Share the weight."""
         self._weight = weight
+        self._turned = weight.t()
 
     def __call__(self, values: Tensor, input_scales: Tensor, scales: Tensor) -> Tensor:
         """See `Product`."""
-        rows, integers = len(values), values.to(torch.int8)
-        if integers.device.type == "cuda" and rows < _LEAST_ROWS:
-            integers = F.pad(integers, (0, 0, 0, _LEAST_ROWS - rows))
-        sums = torch._int_mm(integers, self._weight.t())[:rows]
+        integers = values.to(torch.int8)
+        if integers.is_cuda and len(values) < _LEAST_ROWS:
+            padded = F.pad(integers, (0, 0, 0, _LEAST_ROWS - len(values)))
+            sums = torch._int_mm(padded, self._turned)[: len(values)]
+        else:
+            sums = torch._int_mm(integers, self._turned)
         return _scaled(sums, input_scales, scales)
 
     def part(self, first: int, end: int) -> Integer:

@@ -79,9 +79,9 @@ class Quantizer:
 
 def spread(scales: Tensor, blocks: Blocks, like: Tensor) -> Tensor:
     """Scales in a shape that broadcasts against the tensor [R, C] that they belong to."""
-    if blocks.columns is None and blocks.rows in (None, 1):
+    if not scales.ndim or blocks == ROW:
         return scales
-    if scales.shape[0] > 1 and blocks.rows not in (None, 1):
+    if blocks.rows is not None:
         scales = scales.repeat_interleave(blocks.rows, 0)[: len(like)]
     if blocks.columns is not None:
         scales = scales.repeat_interleave(blocks.columns, 1)[:, : like.shape[1]]
@@ -94,7 +94,7 @@ def _largest(x: Tensor, blocks: Blocks) -> Tensor:
         low, high = torch.aminmax(x)
         return torch.maximum(high, -low)
     if blocks == ROW:
-        return torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True))
+        return x.abs().amax(1, keepdim=True)
     rows, columns = blocks.rows or len(x), blocks.columns or x.shape[1]
     padded = F.pad(x, (0, -x.shape[1] % columns, 0, -len(x) % rows))
     return padded.view(len(padded) // rows, rows, -1, columns).abs().amax((1, 3))
