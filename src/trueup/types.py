@@ -227,7 +227,7 @@ class EngineInfo:
     forces: bool = False
     """Whether it decodes `GenerateRequest.forced_ids`."""
     cache_block: int = 1
-    """Tokens of a cache block: a prefix is found again in whole blocks only."""
+    """Tokens of a cache block: a prefix is found again in whole blocks only; 0: not at all."""
     loads: bool = True
     """Whether weights can be pushed into it; one of a foreign server refuses every `load`."""
 

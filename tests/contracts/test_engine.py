@@ -11,11 +11,13 @@ import pytest
 from support.embedded import VOCABULARY, Publisher, request, tiny
 from support.openai_server import Behaviour, serving
 from trueup.engines.base import Engine
+from trueup.engines.batching.engine import BatchingEngine
 from trueup.engines.embedded.engine import EmbeddedEngine
 from trueup.engines.http import Address, JsonClient
 from trueup.engines.openai.engine import OpenAIEngine
 from trueup.engines.scripted import Reply, ScriptedEngine, refuse
 from trueup.errors import EngineFault, TransportFault
+from trueup.sync.digest import digest
 from trueup.types import Completion, FinishReason, GenerateRequest, KVState, WeightManifest
 
 STOPS = tuple(range(0, VOCABULARY, 2))
@@ -37,6 +39,16 @@ class Rig:
 def embedded() -> Rig:
     publisher = Publisher()
     engine = EmbeddedEngine(publisher.core(tiny(), slots=8))
+    good = [publisher.publish(tiny(seed=seed)) for seed in (1, 2)]
+    broken = publisher.publish(tiny(seed=3))
+    return Rig(engine, good, replace(broken, digest="0" * 16))
+
+
+def batching() -> Rig:
+    publisher = Publisher()
+    engine = BatchingEngine(
+        tiny(), engine_id="e", epoch=3, slots=8, fetch=publisher.transport.fetch, digest=digest
+    )
     good = [publisher.publish(tiny(seed=seed)) for seed in (1, 2)]
     broken = publisher.publish(tiny(seed=3))
     return Rig(engine, good, replace(broken, digest="0" * 16))
@@ -86,7 +98,7 @@ def openai() -> Rig:
     return Rig(engine, versions[:2], versions[2], partial=False, stack=stack)
 
 
-@pytest.fixture(params=[embedded, scripted, openai], ids=lambda build: build.__name__)
+@pytest.fixture(params=[embedded, batching, scripted, openai], ids=lambda build: build.__name__)
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     built: Rig = request.param()
     with built.stack:
@@ -106,10 +118,16 @@ def play(rig: Rig, script: Callable[[Engine], Awaitable[None]], *, load: bool = 
     asyncio.run(main())
 
 
+async def found_again(engine: Engine, known: int) -> int:
+    """Of so many known tokens, those whose keys and values an engine can still have."""
+    block = (await engine.info()).cache_block
+    return known // block * block if block else 0
+
+
 async def until_decoding(engine: Engine) -> None:
-    """Let a generation that was just started sample a few tokens."""
-    for _ in range(10):
-        await asyncio.sleep(0.001)
+    """Let a generation that was just started sample a few tokens: as one beside it does."""
+    await asyncio.sleep(0)
+    await engine.generate(request("beside", [7], 4))
 
 
 def test_empty_engine_refuses_to_generate(rig: Rig) -> None:
@@ -197,7 +215,8 @@ def test_a_next_turn_computes_only_its_new_tokens(rig: Rig) -> None:
         prompt = [1, 2, 3, 4, 5, *first.token_ids, 6, 7, 8, 9]
         second = await engine.generate(request("a", prompt, 3))
         # 5 + 3 ids are known, the last sample's keys and values are not yet computed.
-        assert (second.tokens_prefilled, second.tokens_cached) == (5, 7)
+        found = await found_again(engine, 7)
+        assert (second.tokens_prefilled, second.tokens_cached) == (12 - found, found)
         assert second.tokens_recomputed == 0
         assert second.spans[0].kv is KVState.FRESH
 
@@ -231,12 +250,11 @@ def test_an_idle_session_is_recomputed_at_its_next_turn(rig: Rig) -> None:
         receipt = await engine.load(rig.good[1])
         assert receipt.tokens_recomputed == 0
         second = await engine.generate(request("a", [1, 2, 3, *first.token_ids, 4], 2))
-        assert [(s.version, s.kv) for s in second.spans] == [(2, KVState.RECOMPUTED)]
-        assert (second.tokens_recomputed, second.tokens_prefilled, second.tokens_cached) == (
-            4,
-            2,
-            0,
-        )
+        found = await found_again(engine, 4)
+        kv = KVState.RECOMPUTED if found else KVState.FRESH
+        assert [(s.version, s.kv) for s in second.spans] == [(2, kv)]
+        computed = (second.tokens_recomputed, second.tokens_prefilled, second.tokens_cached)
+        assert computed == (found, 6 - found, 0)
 
     play(rig, script)
 

@@ -3,6 +3,7 @@ import inspect
 import pytest
 
 from trueup.engines.base import Engine
+from trueup.engines.batching.engine import BatchingEngine
 from trueup.engines.embedded.engine import EmbeddedEngine
 from trueup.engines.openai.engine import OpenAIEngine
 from trueup.engines.scripted import ScriptedEngine
@@ -16,7 +17,7 @@ def test_every_line_names_a_factory_with_the_signature_of_the_table(name: str) -
     assert ours == list(inspect.signature(Build.__call__).parameters)[1:]
 
 
-@pytest.mark.parametrize("engine", [EmbeddedEngine, OpenAIEngine, ScriptedEngine])
+@pytest.mark.parametrize("engine", [BatchingEngine, EmbeddedEngine, OpenAIEngine, ScriptedEngine])
 def test_an_engine_has_the_methods_of_the_port(engine: type[Engine]) -> None:
     for verb in ("info", "generate", "release", "load", "activity", "close"):
         ours, port = getattr(engine, verb), getattr(Engine, verb)

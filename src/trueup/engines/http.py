@@ -85,8 +85,8 @@ class JsonClient:
     Args:
         address: Where it listens.
         token: Sent as bearer token; never in an error.
-        timeout_s: From the first byte sent to the last one read.
-        connect_s: How long a refused connection is tried again.
+        timeout_s: For the answer, once there is a connection.
+        connect_s: For the connection; a refused one is tried again.
         connections: Calls at once; further ones wait, which their deadline does not count.
     """
 
@@ -143,16 +143,12 @@ class JsonClient:
             self._open.add(call)
             loop = asyncio.get_running_loop()
             try:
-                async with asyncio.timeout(allowed_s):
+                async with asyncio.timeout(self._connect_s + allowed_s):
                     return await loop.run_in_executor(
                         self._threads, call.run, method, path, body, self._headers
                     )
-            except TimeoutError:
-                raise EngineFault(
-                    field=f"{method} {self.address}{path}",
-                    rule=f"answered within {allowed_s:g} s",
-                    value="no answer",
-                ) from None
+            except TimeoutError:  # byte by byte, each in time
+                raise _late(f"{method} {self.address}{path}", allowed_s) from None
             finally:
                 call.abandon()
                 self._open.discard(call)
@@ -177,6 +173,8 @@ class _Call:
             connection.request(method, self._address.prefix + path, body or None, typed)
             response = connection.getresponse()
             raw = response.read(_REPLY_BYTES + 1)
+        except TimeoutError:
+            raise _late(target, self._timeout_s) from None
         except (OSError, http.client.HTTPException) as error:
             raise EngineFault(field=target, rule="answered", value=repr(error)) from error
         finally:
@@ -235,6 +233,10 @@ class _Call:
             return http.client.HTTPConnection(host, port, timeout=wait_s)
         context = ssl.create_default_context()
         return http.client.HTTPSConnection(host, port, timeout=wait_s, context=context)
+
+
+def _late(target: str, allowed_s: float) -> EngineFault:
+    return EngineFault(field=target, rule=f"answered within {allowed_s:g} s", value="no answer")
 
 
 def _loopback(host: str) -> bool:

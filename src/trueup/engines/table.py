@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ENGINES = {
     "embedded": "trueup.engines.embedded.engine:build",
     "openai": "trueup.engines.openai.engine:build",
+    "transformers": "trueup.engines.batching.engine:build",
 }
 """Name -> `module:factory`; nothing is imported before it is asked for."""
 

@@ -314,7 +314,7 @@ def test_a_prompt_beyond_the_context_or_vocabulary_is_not_sent() -> None:
         with pytest.raises(EngineFault, match="between 1 and 256 tokens"):
             await engine.generate(request("a", [1] * 250, 7))
         for prompt in ([], [VOCABULARY], [-1]):
-            with pytest.raises(EngineFault, match="prompt_ids"):
+            with pytest.raises(EngineFault, match="session a: prompt"):
                 await engine.generate(request("a", prompt))
         with pytest.raises(EngineFault, match="forced_ids"):
             await engine.generate(request("a", [1], 1, forced=[1]))

@@ -24,6 +24,7 @@ from trueup.config import EngineConfig
 from trueup.engines.http import Address, JsonClient
 from trueup.engines.openai import reply as replies
 from trueup.engines.openai.semantics import LogprobMode, measure
+from trueup.engines.requests import demand_sound
 from trueup.errors import CheckpointError, ConfigError, EngineFault
 from trueup.types import (
     Activity,
@@ -240,12 +241,7 @@ class OpenAIEngine:
         mode = await self.connect()
         sampling, prompt = request.sampling, list(request.prompt_ids)
         mode.demand(sampling)
-        if self._context and len(prompt) + sampling.max_tokens > self._context:
-            raise EngineFault(
-                field=f"session {request.session}: prompt and max_tokens",
-                rule=f"between 1 and {self._context} tokens in all",
-                value=(len(prompt), sampling.max_tokens),
-            )
+        demand_sound(request, vocab_size=self._vocab_size, positions=self._context)
         found = await self._client.post(self._path, self._body(prompt, sampling, logprobs=0))
         return replies.read(found, prompt, sampling, vocab_size=self._vocab_size)
 
@@ -308,30 +304,12 @@ class OpenAIEngine:
 
     def _demand_askable(self, request: GenerateRequest) -> None:
         self._demand_open()
-        name, sampling = request.session, request.sampling
+        name = request.session
         if name in self._running:
             raise EngineFault(
                 field=f"session {name}", rule="without a turn in progress", value=name
             )
-        if request.forced_ids is not None:
-            raise EngineFault(
-                field=f"session {name}: forced_ids",
-                rule="none: this engine only samples (score does a prefill)",
-                value=len(request.forced_ids),
-            )
-        ids = request.prompt_ids
-        if not ids or min(ids) < 0 or max(ids) >= self._vocab_size:
-            raise EngineFault(
-                field=f"session {name}: prompt_ids",
-                rule=f"at least one, in [0, {self._vocab_size})",
-                value=f"{len(ids)} ids" + (f" in [{min(ids)}, {max(ids)}]" if ids else ""),
-            )
-        if sampling.max_tokens < 1 or not sampling.temperature > 0 or not 0 < sampling.top_p <= 1:
-            raise EngineFault(
-                field=f"session {name}: sampling",
-                rule="of max_tokens >= 1, temperature > 0 and 0 < top_p <= 1",
-                value=sampling,
-            )
+        demand_sound(request, vocab_size=self._vocab_size)
 
 
 _SCORE = SamplingParams(max_tokens=1, stop_ids=())
