@@ -44,7 +44,7 @@ def small_llama(*, tied: bool = True, seed: int = 0) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=256,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         tie_word_embeddings=tied,
