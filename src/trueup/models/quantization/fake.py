@@ -21,6 +21,7 @@ from trueup.errors import CheckpointError
 from trueup.models.linear import Linear
 from trueup.models.logprobs import action_logprobs
 from trueup.models.packed import PackedBatch
+from trueup.models.quantization.inputs import Tap
 from trueup.models.quantization.linears import quantized
 from trueup.models.quantization.recording import Repetition
 from trueup.models.quantization.schemes import Scheme
@@ -50,14 +51,14 @@ def block_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 @contextmanager
 def quantized_forward(
-    model: PreTrainedModel, scheme: Scheme, *, repetition: Repetition | None = None
+    model: PreTrainedModel, scheme: Scheme, *, tap: Callable[[int], Tap] | None = None
 ) -> Iterator[None]:
     """Let a model compute on a scheme's grids; inside, nothing has a gradient.
 
     Args:
         model: Computes as before afterwards.
         scheme: The grids.
-        repetition: Recorded scales, which take the place of a forward's own.
+        tap: Makes what sits at the inputs of each of the L layers.
 
     Raises:
         CheckpointError: The model has no linear layers in its blocks.
@@ -74,7 +75,7 @@ def quantized_forward(
                     module.bias,
                     scheme,
                     dtype=module.weight.dtype,
-                    tap=None if repetition is None else repetition.tap(column),
+                    tap=None if tap is None else tap(column),
                 )
                 module.__dict__["forward"] = _forward(layer)
             for parameter in others:
@@ -112,7 +113,7 @@ def quantized_logprobs(
         CheckpointError: The model has no linear layers in its blocks.
     """
     repetition = Repetition()
-    with quantized_forward(model, scheme, repetition=repetition):
+    with quantized_forward(model, scheme, tap=repetition.tap):
         if scales is None:
             return action_logprobs(
                 model, batch, temperature=temperature, microbatch_tokens=microbatch_tokens
