@@ -1,5 +1,6 @@
 """Continuous batching, sessions, versions: what the core promises token by token."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -22,6 +23,10 @@ from support.embedded import (
 from trueup.engines.embedded.core import EmbeddedCore
 from trueup.errors import EngineFault, TransportFault
 from trueup.models.load import state_tensors
+from trueup.models.logprobs import action_logprobs
+from trueup.models.packed import PackedBatch
+from trueup.models.quantization.fake import quantized_logprobs
+from trueup.models.quantization.schemes import SCHEMES
 from trueup.sync.digest import digest
 from trueup.types import FinishReason, KVState, WeightManifest
 
@@ -549,3 +554,53 @@ def test_a_turn_that_departs_from_kept_positions_forgets_who_wrote_them() -> Non
     core.submit(request("a", [7, 2, 3, 4], 2))
     (span,) = finish(core)["a"].spans
     assert (span.version, span.kv, span.context_versions) == (2, KVState.FRESH, ())
+
+
+def test_truncated_sampling_returns_the_mass_it_kept() -> None:
+    model = tiny()
+    core = Publisher().serving(model)
+    core.submit(request("cut", [1, 2, 3], 6, top_p=0.6, temperature=0.8))
+    core.submit(request("whole", [1, 2, 3], 6))
+    ended = finish(core)
+    said = ended["cut"]
+    assert said.replay is not None
+    assert said.replay.kept_mass is not None
+    full = reference_logps(model, [1, 2, 3], said.token_ids, temperature=0.8)
+    kept = torch.tensor(said.replay.kept_mass, dtype=torch.float64)
+    assert_close(logps(said) + kept.log(), full)
+    assert float(kept.min()) >= 0.6 - 1e-6
+    whole = ended["whole"].replay
+    assert whole is None
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_a_quantised_engine_samples_what_the_quantised_forward_of_the_trainer_says(
+    name: str,
+) -> None:
+    model = tiny("qwen2", hidden_size=64, intermediate_size=96)
+    core = Publisher().serving(model, quantize=name, slots=1)
+    prompt = [1, 2, 3, 4, 5]
+    core.submit(request("a", prompt, 12))
+    said = finish(core)["a"]
+    assert said.spans[0].precision == f"float32+{name}"
+    scales = None
+    if SCHEMES[name].one_scale:  # depends on what else was in the forward: only the engine knows
+        assert said.replay is not None
+        scales = torch.tensor(said.replay.scales).view(12, 7 * model.config.num_hidden_layers)
+    ids, flags = array("i", prompt) + said.token_ids, array("b", [0] * 5 + [1] * 12)
+    batch = PackedBatch.pack([ids], [flags])
+    plain = action_logprobs(model, batch).logp.double()
+    same = quantized_logprobs(model, batch, SCHEMES[name], scales=scales).double()
+    gap = (logps(said) - plain).abs().mean()
+    assert (logps(said) - same).abs().mean() < 0.3 * gap
+
+
+def test_quantised_memory_is_attested_as_the_version_it_was_made_of() -> None:
+    publisher = Publisher()
+    core = publisher.core(tiny(), quantize="int8")
+    manifest = publisher.publish(tiny())
+    load(core, manifest)
+    assert core.attest() == manifest.digest
+    layer = core._network._bound.layers[1].down
+    layer._scales[3] *= 1.5
+    assert core.attest() != manifest.digest

@@ -22,12 +22,13 @@ from trueup.engines.embedded.activity import ActivityMeter
 from trueup.engines.embedded.architectures import build_network
 from trueup.engines.embedded.memory import Arithmetic
 from trueup.engines.embedded.network import Batch
-from trueup.engines.embedded.sampling import sample
+from trueup.engines.embedded.sampling import kept_mass, sample
 from trueup.engines.embedded.session import Session, Turn
 from trueup.engines.embedded.slots import SlotTable
 from trueup.engines.embedded.weights import Digest, DoubleBuffer, Fetch
 from trueup.errors import EngineFault
 from trueup.models.load import load_model, state_tensors
+from trueup.models.quantization.schemes import scheme
 from trueup.types import Completion, FinishReason, GenerateRequest, WeightManifest
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class EmbeddedCore:
 
     Raises:
         EngineFault: The model's dtype is another one, or its architecture computes only plainly.
+        ConfigError: No scheme has this name.
         CheckpointError: The directory holds no causal LM.
     """
 
@@ -96,7 +98,7 @@ class EmbeddedCore:
         arithmetic = Arithmetic(
             dtype=getattr(torch, dtype),
             head_dtype=torch.float32 if float32_head else getattr(torch, dtype),
-            scheme=quantize,
+            scheme=None if quantize == "none" else scheme(quantize),
         )
         if isinstance(model, Path):
             model = load_model(model, dtype=arithmetic.dtype)
@@ -169,7 +171,7 @@ class EmbeddedCore:
             return []
         batch = self._table.batch()
         decoding = (batch.counts == 1) & (self._table.filled > self._table.start)[batch.slots]
-        tokens, logps = self._sample(self._logits(batch), batch.slots)
+        tokens, logps = self._sample(self._logits(batch), batch)
         finite = np.isfinite(logps) | (self._table.forcing[batch.slots] & ~np.isnan(logps))
         stopped, full = self._table.append(batch.slots, tokens, logps)
         end = time.monotonic()
@@ -336,32 +338,45 @@ class EmbeddedCore:
         return self._network.copy(lender.slot, session.slot, known) if known else 0
 
     def _logits(self, batch: Batch) -> Tensor:
-        if len(batch.tokens) <= _BATCH_TOKENS:
-            return self._network.forward(batch)
-        return torch.cat([self._network.forward(part) for part in batch.split(_BATCH_TOKENS)])
+        """[R, V]; what the forward records goes to the slots."""
+        whole = len(batch.tokens) <= _BATCH_TOKENS
+        logits = []
+        for part in [batch] if whole else batch.split(_BATCH_TOKENS):
+            logits.append(self._network.forward(part))
+            scales = self._network.scales()
+            if scales is not None:
+                rows = scales.expand(len(part.slots), -1)
+                self._table.note_scales(part.slots, rows.numpy())
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
     def _sample(
-        self, logits: Tensor, slots: NDArray[np.int64]
+        self, logits: Tensor, batch: Batch
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        table = self._table
-        temperature, top_k, top_p = table.temperature[slots], table.top_k[slots], table.top_p[slots]
+        table, slots = self._table, batch.slots
+        top_k, top_p = table.top_k[slots], table.top_p[slots]
+        warm = (table.temperature[slots] != 1).any()
+        temperature = self._tensor(table.temperature[slots]) if warm else None
         truncated = bool((top_k > 0).any() or (top_p < 1).any())
         forced = table.forced(slots)
         tokens, logps = sample(
             logits,
             self._tensor(table.noise(slots)),
-            self._tensor(temperature) if (temperature != 1).any() else None,
+            temperature,
             self._tensor(top_k) if truncated else None,
             self._tensor(top_p) if truncated else None,
             None if forced is None else self._tensor(forced),
         )
+        if truncated:
+            mass = kept_mass(logits, tokens, logps, temperature)
+            table.note_kept_mass(slots, mass.cpu().numpy())
         return tokens.cpu().numpy(), logps.cpu().numpy()
 
     def _complete(self, session: Session, finish: FinishReason, now: float) -> Completion:
         turn = session.turn
         assert turn is not None
         session.turn = None
+        replay = self._table.replay(session.slot)
         ids, logps = self._table.end(session.slot)
         return Completion(
             session=session.name,
@@ -377,6 +392,7 @@ class EmbeddedCore:
             t_submit=turn.t_submit,
             t_start=turn.t_start,
             t_end=now,
+            replay=replay,
         )
 
     @staticmethod

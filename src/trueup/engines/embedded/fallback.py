@@ -51,6 +51,9 @@ class ModuleNetwork:
         self._caches[target] = copy.deepcopy(self._caches[source])
         return self.keep(target, length)
 
+    def scales(self) -> None:
+        """See `network.Network.scales`; a module is not quantised."""
+
     def keep(self, slot: int, length: int) -> int:
         """See `network.Network.keep`; a cache that cannot be cropped is forgotten."""
         cache = self._caches[slot]

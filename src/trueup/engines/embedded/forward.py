@@ -11,6 +11,7 @@ R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dim
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from trueup.engines.embedded.plan import Plan, Planner, Several, Singles
 from trueup.engines.embedded.rotary import tables, tabulated
 from trueup.models.linear import Linear
 from trueup.models.load import state_tensors
+from trueup.models.quantization.recording import Recorder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,6 +77,10 @@ class SlimNetwork:
         config: Any = model.config
         names = state_tensors(model)
         self._arithmetic = arithmetic
+        scheme = arithmetic.scheme
+        self._recorder = (
+            Recorder(_linear_modules(names)) if scheme is not None and scheme.one_scale else None
+        )
         self._layers_count: int = config.num_hidden_layers
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
@@ -118,7 +124,7 @@ class SlimNetwork:
 
     def prepare(self, parameters: Parameters) -> _Bound:
         """See `network.Network.prepare`."""
-        memory = Memory(parameters, self._arithmetic)
+        memory = Memory(parameters, self._arithmetic, self._recorder)
         layers = [self._prepare_layer(memory, index) for index in range(self._layers_count)]
         queries = self._heads * self._head_dim
         rows = self._all_heads * self._head_dim
@@ -186,6 +192,10 @@ class SlimNetwork:
             x = layer.down.add(x, F.silu(gate).mul_(up))
         normed = self._rms(x, bound.norm)
         return bound.head(normed.to(self._arithmetic.head_dtype)).float()
+
+    def scales(self) -> Tensor | None:
+        """See `network.Network.scales`."""
+        return None if self._recorder is None else self._recorder.take()
 
     def _attend(self, index: int, layer: _Layer, x: Tensor, plan: Plan) -> Tensor:
         """[M, hidden] -> [M, H·D]."""
@@ -288,3 +298,8 @@ class SlimNetwork:
             )
             for kind in ("weight", "bias")
         ]
+
+
+def _linear_modules(names: Iterable[str]) -> list[str]:
+    """The blocks' linear layers, in the order of the model's modules."""
+    return [name.removesuffix(".weight") for name in names if name.endswith("_proj.weight")]

@@ -1,10 +1,8 @@
-"""The linear layers of the slim forward: as they are, repacked for the CPU's kernels, quantised.
+"""Linear layers in the order in which the CPU's kernels read a weight.
 
 oneDNN multiplies faster by a weight that lies in its own order (a sixth on one core, a third on
-two), and that is a second copy, which a new version must reach too. So whatever is built here can
-be read back as the weight that is really multiplied (`Linear.dense`), and the engine attests that.
-
-M: tokens.
+two), and that is a second copy, which a new version must reach too. It can be read back
+(`Linear.dense`), and the engine attests that.
 """
 
 from __future__ import annotations
@@ -12,40 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  the name of the field
 from torch import Tensor
 
+from trueup.models.dense import Dense
 from trueup.models.linear import Linear
 
 _PACKED_FROM = 1 << 17
 """Elements from which repacking pays: below, the call costs more than the product."""
 _MKLDNN: Any = torch.ops.mkldnn
-
-
-class Dense:
-    """A weight as it is; see `models.linear.Linear`."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Share the memory of both."""
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return F.linear(x, self._weight, self._bias)
-
-    def add(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear.add`."""
-        total = torch.addmm(residual, x, self._weight.t())
-        return total if self._bias is None else total.add_(self._bias)
-
-    def part(self, first: int, end: int) -> Linear:
-        """See `Linear.part`."""
-        return Dense(self._weight[first:end], _part(self._bias, first, end))
-
-    def dense(self) -> Tensor:
-        """See `Linear.dense`."""
-        return self._weight
 
 
 class Packed:
@@ -79,15 +51,11 @@ class Packed:
         return self._packed.to_dense()
 
 
-def unquantised(weight: Tensor, bias: Tensor | None) -> Linear:
+def exact(weight: Tensor, bias: Tensor | None) -> Linear:
     """The fastest layer that multiplies by exactly this weight here."""
     if _packs(weight):
         return Packed(weight, bias)
     return Dense(weight, bias)
-
-
-def _part(bias: Tensor | None, first: int, end: int) -> Tensor | None:
-    return None if bias is None else bias[first:end]
 
 
 def _packs(weight: Tensor) -> bool:

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueup.engines.embedded.linears import unquantised
+from trueup.engines.embedded.linears import exact
 from trueup.engines.embedded.parameters import Parameters
 from trueup.models.linear import Linear
+from trueup.models.quantization.linears import quantized
+from trueup.models.quantization.recording import Recorder
+from trueup.models.quantization.schemes import Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,8 @@ class Arithmetic:
     dtype: torch.dtype
     head_dtype: torch.dtype
     """Of the logits' product."""
-    scheme: str = "none"
-    """Grid of weights and activations of the blocks' linear layers (`EngineConfig.quantize`)."""
+    scheme: Scheme | None = None
+    """Grids of the blocks' linear layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +48,22 @@ class Memory:
     Args:
         parameters: The version, as it was published.
         arithmetic: What to make of it.
+        recorder: Notes the scales of the layers' inputs, where all tokens share one.
     """
 
-    def __init__(self, parameters: Parameters, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, parameters: Parameters, arithmetic: Arithmetic, recorder: Recorder | None = None
+    ) -> None:
         """Nothing has been handed out yet."""
         self._parameters = parameters
         self._arithmetic = arithmetic
+        self._recorder = recorder
         self._copies: list[_Copy] = []
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in the forward's dtype, or in another."""
         target = dtype or self._arithmetic.dtype
-        source = self._parameters.named[name]
-        held = source.to(target)
-        if held is not source:
-            self._copies.append(_Copy((name,), lambda: held, lambda x: x.to(target)))
-        return held
+        return self._held((name,), lambda x: self._other(x).to(target))
 
     def optional(self, name: str) -> Tensor | None:
         """As `tensor`; None if the model has none of this name."""
@@ -69,16 +72,27 @@ class Memory:
     def linear(self, *modules: str) -> Linear:
         """The layer of some modules that read the same input, their outputs side by side."""
         names = tuple(f"{module}.weight" for module in modules)
-        weight, bias = self._stacked(names), self._bias(modules)
-        dtype = self._arithmetic.dtype
-        return self._remembered(names, lambda w: unquantised(w.to(dtype), bias), weight)
+        biases = tuple(f"{module}.bias" for module in modules)
+        dtype, scheme = self._arithmetic.dtype, self._arithmetic.scheme
+        bias = None
+        if biases[0] in self._parameters.named:
+            bias = self._held(biases, lambda b: self._other(b).to(dtype))
+        if scheme is None:
+            return self._layer(names, lambda weight: exact(weight.to(dtype), bias))
+        rows = [len(self._parameters.named[name]) for name in names]
+        tap = self._recorder.tap(modules, rows) if self._recorder is not None else None
+        return self._layer(
+            names,
+            lambda weight: quantized(
+                weight, bias, scheme, dtype=dtype, rows=rows, tap=tap, plain=exact
+            ),
+        )
 
     def head(self, name: str, bias_name: str) -> Linear:
         """The layer that gives the logits, in its own dtype."""
         dtype = self._arithmetic.head_dtype
         bias = self.tensor(bias_name, dtype) if bias_name in self._parameters.named else None
-        weight = self._parameters.named[name]
-        return self._remembered((name,), lambda w: unquantised(w.to(dtype), bias), weight)
+        return self._layer((name,), lambda weight: exact(self._other(weight).to(dtype), bias))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the version, from the memory that is multiplied.
@@ -94,23 +108,24 @@ class Memory:
                 found |= zip(copy.names, torch.split(held.to(source.dtype), rows), strict=True)
         return found
 
-    def _remembered(
-        self, names: tuple[str, ...], make: Callable[[Tensor], Linear], weight: Tensor
-    ) -> Linear:
-        layer = make(weight)
-        if layer.dense().data_ptr() != weight.data_ptr():
-            self._copies.append(_Copy(names, layer.dense, lambda w: make(w).dense()))
+    def _held(self, names: tuple[str, ...], image: Callable[[Tensor], Tensor]) -> Tensor:
+        source = self._stacked(names)
+        held = image(source)
+        if held is not source:
+            self._copies.append(_Copy(names, lambda: held, image))
+        return held
+
+    def _layer(self, names: tuple[str, ...], make: Callable[[Tensor], Linear]) -> Linear:
+        source = self._stacked(names)
+        layer = make(source)
+        if layer.dense().data_ptr() != source.data_ptr():
+            self._copies.append(_Copy(names, layer.dense, lambda weight: make(weight).dense()))
         return layer
 
-    def _bias(self, modules: Sequence[str]) -> Tensor | None:
-        names = tuple(f"{module}.bias" for module in modules)
-        if names[0] not in self._parameters.named:
-            return None
-        bias = self._stacked(names)
-        held = bias.to(self._arithmetic.dtype)
-        if held is not bias:
-            self._copies.append(_Copy(names, lambda: held, lambda b: b.to(held.dtype)))
-        return held
+    def _other(self, parameter: Tensor) -> Tensor:
+        """A parameter that is no weight of a block's linear layer."""
+        scheme = self._arithmetic.scheme
+        return parameter if scheme is None else scheme.other(parameter)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """The storage of some tensors that lie one after the other, or the one tensor."""

@@ -108,6 +108,10 @@ class Network(Protocol[P]):
         """Compute the new tokens, extend the cache by them, return [R, V] logits in float32."""
         ...
 
+    def scales(self) -> Tensor | None:
+        """[L] activation scales of the last forward, where all its tokens shared them."""
+        ...
+
     def keep(self, slot: int, length: int) -> int:
         """Forget a slot's positions from `length` on; returns how many really stay usable."""
         ...

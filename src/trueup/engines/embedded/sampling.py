@@ -81,6 +81,25 @@ def sample(
     return tokens, chosen - total.log()
 
 
+def kept_mass(
+    logits: Tensor, tokens: Tensor, logps: Tensor, temperature: Tensor | None = None
+) -> Tensor:
+    """[R] share of the probability on the set that truncated sampling drew from.
+
+    NaN for a forced token outside it.
+
+    Args:
+        logits: As `sample` had them.
+        tokens: [R] what it sampled.
+        logps: [R] log-probs that it returned, on the kept set.
+        temperature: As `sample` had it.
+    """
+    if temperature is not None:
+        logits = logits / temperature.float()[:, None]
+    whole = logits.gather(1, tokens[:, None])[:, 0].double() - logits.double().logsumexp(-1)
+    return torch.where(logps.isfinite(), (whole - logps).exp(), torch.nan)
+
+
 def _log(masses: Tensor, tokens: Tensor) -> Tensor:
     """[R] log of the mass of one token of each row, in float64."""
     return masses.gather(1, tokens[:, None])[:, 0].double().log()

@@ -18,7 +18,7 @@ import numpy as np
 
 from trueup.engines.embedded.network import Batch, kinds
 from trueup.engines.embedded.sampling import uniforms
-from trueup.types import SamplingParams
+from trueup.types import Replay, SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class SlotTable:
         self._noise = np.zeros((slots, 8), dtype=np.float64)
         self._logps = np.zeros((slots, 8), dtype=np.float32)
         self._stops = np.full((slots, 1), -1, dtype=np.int64)
+        self._kept_mass = np.ones((slots, 8), dtype=np.float32)
+        self._scales = np.zeros((slots, 0, 0), dtype=np.float32)
+        """[S, L, linears] activation scales of the forward that sampled a token; no linears: none
+        are recorded."""
         self._forced = np.full((slots, 8), -1, dtype=np.int64)
         self.forcing = np.zeros(slots, dtype=np.bool_)
         """[S] whether the turn's tokens are given instead of sampled."""
@@ -71,6 +75,8 @@ class SlotTable:
         self._ids = _widened(self._ids, n + limit)
         self._noise = _widened(self._noise, limit)
         self._logps = _widened(self._logps, limit)
+        self._kept_mass = _widened(self._kept_mass, limit)
+        self._kept_mass[slot, :limit] = 1
         self._stops = _widened(self._stops, len(sampling.stop_ids), fill=-1)
         self._ids[slot, :n] = prompt
         self._noise[slot, :limit] = uniforms(sampling.key, limit)
@@ -116,6 +122,32 @@ class SlotTable:
         found: NDArray[np.int64] = np.where(forcing, self._forced[slots, at], -1)
         return found
 
+    def note_kept_mass(self, slots: NDArray[np.int64], mass: NDArray[np.float64]) -> None:
+        """[R] share that truncated sampling kept for the next token of each slot."""
+        self._kept_mass[slots, (self.filled - self.start)[slots]] = mass
+
+    def note_scales(self, slots: NDArray[np.int64], scales: NDArray[np.float32]) -> None:
+        """[R, linears] activation scales behind the next token of each slot."""
+        rows, linears = len(self.running), scales.shape[1]
+        columns = self._logps.shape[1]
+        if self._scales.shape[1] < columns:
+            wider = np.zeros((rows, columns, linears), dtype=np.float32)
+            if self._scales.size:
+                wider[:, : self._scales.shape[1]] = self._scales
+            self._scales = wider
+        self._scales[slots, (self.filled - self.start)[slots]] = scales
+
+    def replay(self, slot: int) -> Replay | None:
+        """What a trainer can repeat of the turn so far."""
+        count = self.sampled(slot)
+        truncated = self.top_p[slot] < 1 or self.top_k[slot] > 0
+        if not count or not (truncated or self._scales.size):
+            return None
+        return Replay(
+            kept_mass=_floats(self._kept_mass[slot, :count]) if truncated else None,
+            scales=_floats(self._scales[slot, :count]) if self._scales.size else None,
+        )
+
     def append(
         self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logps: NDArray[np.float64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -140,15 +172,20 @@ class SlotTable:
         """Stop running; returns the turn's ids and log-probs."""
         self.running[slot] = False
         start, stop = self.start[slot], self.filled[slot]
-        ids, logps = array("i"), array("f")
+        ids = array("i")
         ids.frombytes(self._ids[slot, start:stop].astype(np.int32).tobytes())
-        logps.frombytes(self._logps[slot, : stop - start].tobytes())
-        return ids, logps
+        return ids, _floats(self._logps[slot, : stop - start])
 
     def forget(self, slot: int) -> None:
         """Make a slot empty and idle."""
         self.running[slot] = False
         self.cached[slot] = self.filled[slot] = self.start[slot] = 0
+
+
+def _floats(values: NDArray[np.float32]) -> array[float]:
+    found = array("f")
+    found.frombytes(values.tobytes())
+    return found
 
 
 def _widened(table: NDArray[Any], columns: int, fill: float = 0) -> NDArray[Any]:
