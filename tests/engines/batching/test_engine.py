@@ -60,6 +60,21 @@ def test_log_probs_are_those_of_a_full_forward_at_the_temperature(temperature: f
     play(script)
 
 
+def test_prompts_that_are_computed_in_parts_change_no_log_prob() -> None:
+    async def script(engine: BatchingEngine, _: Publisher) -> None:
+        # One forward takes 512 tokens: these 4 prompts do not fit into it.
+        prompts = [[(7 * i + j) % 40 for j in range(200)] for i in range(4)]
+        turns = await asyncio.gather(
+            *(engine.generate(request(f"s{i}", ids, 3)) for i, ids in enumerate(prompts))
+        )
+        for ids, said in zip(prompts, turns, strict=True):
+            expected = reference_logps(tiny(seed=1), ids, said.token_ids.tolist())
+            assert logps(said) == pytest.approx(expected, abs=2e-5)
+        assert sum(a.tokens_prefilled for a in await engine.activity()) == 800
+
+    play(script)
+
+
 def test_log_probs_behind_a_truncated_support_are_renormalised_on_it() -> None:
     async def script(engine: BatchingEngine, _: Publisher) -> None:
         said = await engine.generate(request("a", PROMPT, 1, top_k=5))

@@ -65,14 +65,17 @@ class TurnSampler(ContinuousBatchingLogitsProcessor):
         """Sample a token per row and make it the maximum of its row.
 
         Args:
-            scores: [rows, V] float32 logits, changed in place.
+            scores: [R, V] float32 logits, changed in place. The rows of requests that get a token
+                come first; behind them is one for each whose prompt is not yet computed whole.
             tensor_arg: Not used.
         """
         rows = self._rows
-        assert len(scores) == len(rows), "one row of logits per request that gets a token"
-        tokens, logps = sample(scores, *self._parameters(rows, scores.device))
-        scores.scatter_(1, tokens[:, None], math.inf)
-        self._note(rows, tokens.tolist(), logps.tolist())
+        own = scores[: len(rows)]
+        if rows:
+            tokens, logps = sample(own, *self._parameters(rows, own.device))
+            own.scatter_(1, tokens[:, None], math.inf)
+            self._note(rows, tokens.tolist(), logps.tolist())
+        self.beat = time.monotonic()
         return scores
 
     def _parameters(
@@ -116,4 +119,3 @@ class TurnSampler(ContinuousBatchingLogitsProcessor):
                 prefilled += turn.prompt_size
                 turn.prompt_size = 0
             self.meter.record(self._begin, now, decoded=len(rows), prefilled=prefilled)
-        self.beat = now
