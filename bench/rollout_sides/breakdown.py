@@ -62,9 +62,7 @@ def step_ms(engine: Embedded, traffic: Traffic, steps: int) -> dict[str, float]:
     sampling = core._sample.seconds
     network.forward, core._sample = plain, sampler
     shares = _shares(engine)
-    while core.busy:
-        for completion in core.step():
-            core.release(completion.session)
+    engine.finish()
     parts = {name: share * forward.seconds for name, share in shares.items()}
     parts |= {"sampling": sampling, "overhead": whole - forward.seconds - sampling}
     return {name: seconds / steps * 1e3 for name, seconds in parts.items()}

@@ -51,7 +51,7 @@ def test_every_side_samples_all_that_is_asked(side: str, model: Path):
 
 
 def test_the_bench_reports_every_ratio_that_needs_no_vllm(model: Path):
-    found = rollout.run(model, repeats=2, vllm=None, max_tokens=24)
+    found = rollout.run(model, repeats=2, vllm=None, max_tokens=20)
     assert found["ratios"].keys() == {
         *(name for name in rollout.RATIOS if "vllm" not in name),
         "share_of_bound",
