@@ -1,7 +1,7 @@
 # Two commands are enough: make install, make train. Everything else is for developers.
 # ARGS are passed on: make train ARGS="tiny-sync seed=1", make test ARGS="tests/sync -x"
 
-.PHONY: install train models test test-slow test-trl lint types layers bench clean
+.PHONY: install train models vllm test test-slow test-trl test-vllm lint types layers bench clean
 
 install:
 	@scripts/install
@@ -21,6 +21,12 @@ test-slow: install
 
 test-trl: install
 	@scripts/test-trl $(ARGS)
+
+vllm: install
+	@scripts/vllm-env
+
+test-vllm: install
+	@scripts/test-vllm $(ARGS)
 
 lint: install
 	@scripts/check lint

@@ -1,13 +1,19 @@
-"""What every engine must do, run over each that needs no environment of its own."""
+"""What every engine must do, run over each of them.
+
+vLLM, which needs an environment of its own, is run by `make test-vllm`.
+"""
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+import support.vllm
 from support.embedded import VOCABULARY, Publisher, request, tiny
 from support.openai_server import Behaviour, serving
 from trueup.engines.base import Engine
@@ -98,7 +104,17 @@ def openai() -> Rig:
     return Rig(engine, versions[:2], versions[2], partial=False, stack=stack)
 
 
-@pytest.fixture(params=[embedded, batching, scripted, openai], ids=lambda build: build.__name__)
+def vllm() -> Rig:
+    running = support.vllm.server(slots=8)
+    root = Path(tempfile.mkdtemp(prefix="trueup-test-run-"))
+    versions = support.vllm.published(root, [support.vllm.model(seed) for seed in (1, 2, 3)])
+    return Rig(support.vllm.engine(running), versions[:2], support.vllm.torn(versions[2]))
+
+
+@pytest.fixture(
+    params=[embedded, batching, scripted, openai, vllm],
+    ids=lambda build: build.__name__,
+)
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     built: Rig = request.param()
     with built.stack:

@@ -25,6 +25,7 @@ ENGINES = {
     "embedded": "trueup.engines.embedded.engine:build",
     "openai": "trueup.engines.openai.engine:build",
     "transformers": "trueup.engines.batching.engine:build",
+    "vllm": "trueup.engines.vllm.build:build",
 }
 """Name -> `module:factory`; nothing is imported before it is asked for."""
 
