@@ -12,6 +12,7 @@ H hidden size, C positions of one chunk.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,38 @@ def action_logprobs(
     return Scores(
         logp=torch.cat(logps)[back], entropy=torch.cat(entropies)[back] if entropy else None
     )
+
+
+@torch.no_grad()
+def action_logits(
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    *,
+    microbatch_tokens: int = 8192,
+    chunk_tokens: int = 512,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits behind `action_logprobs`, for statistics of whole distributions.
+
+    Args:
+        model: As there, and so are the other arguments.
+        batch: Segments.
+        microbatch_tokens: Padded positions that one forward holds.
+        chunk_tokens: Positions whose logits exist at once.
+
+    Yields:
+        [C] which of the N action tokens, and [C, V] the logits that predict them, in float32 or
+        better; every action token once.
+    """
+    head = _head(model)
+    for part in microbatches(batch, microbatch_tokens):
+        if not len(part.actions):
+            continue
+        states, _ = _predicting_states(model, part.batch)
+        for actions, chunk in zip(
+            torch.split(part.actions, chunk_tokens), torch.split(states, chunk_tokens), strict=True
+        ):
+            logits = head(chunk)
+            yield actions, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @torch.no_grad()
