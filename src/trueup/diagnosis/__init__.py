@@ -1,0 +1,1 @@
+"""What an engine's log-probs are worth, and which cause explains what is wrong with them."""
