@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trueup.models.quantization.grids import E2M1, E4M3, INT4, INT8, Grid, power_below
+from trueup.models.quantization.grids import E2M1, E4M3, INT4, INT8, Grid, power_above, power_below
 
 GRIDS = {"e4m3": E4M3, "e2m1": E2M1, "int8": INT8, "int4": INT4}
 
@@ -102,6 +102,11 @@ def test_bfloat16_holds_every_number_exactly(name: str) -> None:
     assert torch.equal(numbers.bfloat16().float(), numbers)
 
 
-def test_power_below_is_the_binade() -> None:
+def test_powers_at_or_above() -> None:
+    x = torch.tensor([1.0, 1.0000001, 1.99, 0.3, 448.0])
+    assert power_above(x).tolist() == [1.0, 2.0, 2.0, 0.5, 512.0]
+
+
+def test_powers_at_or_below() -> None:
     x = torch.tensor([1.0, 1.99, -2.0, 0.3, 448.0])
     assert power_below(x).tolist() == [1.0, 1.0, 2.0, 0.25, 256.0]

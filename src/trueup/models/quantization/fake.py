@@ -22,7 +22,7 @@ from trueup.models.linear import Linear
 from trueup.models.logprobs import action_logprobs
 from trueup.models.packed import PackedBatch
 from trueup.models.quantization.inputs import Tap
-from trueup.models.quantization.linears import quantized
+from trueup.models.quantization.linears import Kernel, quantized
 from trueup.models.quantization.recording import Repetition
 from trueup.models.quantization.schemes import Scheme
 
@@ -51,13 +51,18 @@ def block_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 @contextmanager
 def quantized_forward(
-    model: PreTrainedModel, scheme: Scheme, *, tap: Callable[[int], Tap] | None = None
+    model: PreTrainedModel,
+    scheme: Scheme,
+    *,
+    kernel: Kernel = "fastest",
+    tap: Callable[[int], Tap] | None = None,
 ) -> Iterator[None]:
     """Let a model compute on a scheme's grids; inside, nothing has a gradient.
 
     Args:
         model: Computes as before afterwards.
         scheme: The grids.
+        kernel: What multiplies.
         tap: Makes what sits at the inputs of each of the L layers.
 
     Raises:
@@ -75,6 +80,7 @@ def quantized_forward(
                     module.bias,
                     scheme,
                     dtype=module.weight.dtype,
+                    kernel=kernel,
                     tap=None if tap is None else tap(column),
                 )
                 module.__dict__["forward"] = _forward(layer)
@@ -94,6 +100,7 @@ def quantized_logprobs(
     scheme: Scheme,
     *,
     scales: Tensor | None = None,
+    kernel: Kernel = "fastest",
     temperature: float = 1.0,
     microbatch_tokens: int = 8192,
 ) -> Tensor:
@@ -106,6 +113,7 @@ def quantized_logprobs(
         scales: [N, L] what the engine recorded with each action token (`types.Replay.scales`); NaN
             where it did not. Then segments are scored one by one, so that no token shares a
             forward with padding.
+        kernel: What multiplies.
         temperature: Divides the logits, as in sampling.
         microbatch_tokens: Padded positions that one forward holds, without recorded scales.
 
@@ -113,7 +121,7 @@ def quantized_logprobs(
         CheckpointError: The model has no linear layers in its blocks.
     """
     repetition = Repetition()
-    with quantized_forward(model, scheme, tap=repetition.tap):
+    with quantized_forward(model, scheme, kernel=kernel, tap=repetition.tap):
         if scales is None:
             return action_logprobs(
                 model, batch, temperature=temperature, microbatch_tokens=microbatch_tokens

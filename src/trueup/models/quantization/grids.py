@@ -14,12 +14,18 @@ import torch
 from torch import Tensor
 
 _EXPONENT = 0x7F800000
-"""The bits of a float32 that hold its exponent."""
+_MANTISSA = 0x007FFFFF
+"""The bits of a float32 that hold its exponent, and those below them."""
 
 
 def power_below(x: Tensor) -> Tensor:
     """The power of two at or below each magnitude; 0 for subnormals, infinity for NaN."""
     return x.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
+
+
+def power_above(x: Tensor) -> Tensor:
+    """The power of two at or above each positive normal number."""
+    return x.view(torch.int32).add(_MANTISSA).bitwise_and_(_EXPONENT).view(torch.float32)
 
 
 class Grid(Protocol):

@@ -57,7 +57,7 @@ def quantized(
         layer = plain(_stacked([scheme.weight.rounded(w).to(dtype) for w in modules]), bias)
         return layer if activation is None else Between(layer, Inputs(activation, tap))
     values, scales = _on_grid(modules, scheme.weight)
-    kind = _kernel(scheme, kernel, weight)
+    kind = _kernel(scheme, kernel, weight, dtype)
     product: Product
     if kind == "integer":
         product = Integer(values.to(torch.int8))
@@ -156,16 +156,33 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
-def _kernel(scheme: Scheme, kernel: Kernel, weight: Tensor) -> Literal["integer", "e4m3", "none"]:
+def _kernel(
+    scheme: Scheme, kernel: Kernel, weight: Tensor, dtype: torch.dtype
+) -> Literal["integer", "e4m3", "none"]:
     """Which real kernel multiplies."""
     activation = scheme.activation
     if kernel == "emulated" or activation is None or activation.grid != scheme.weight.grid:
         return "none"
-    on_gpu = weight.device.type == "cuda"
     if activation.grid == INT8:
-        fast = on_gpu or torch.cpu._is_vnni_supported()
-        return "integer" if fast or kernel == "real" else "none"
+        return "integer" if kernel == "real" or _fast_int8(weight) else "none"
     if activation.grid == E4M3:
-        fast = on_gpu and torch.cuda.get_device_capability(weight.device) >= (8, 9)
-        return "e4m3" if fast or kernel == "real" else "none"
+        return "e4m3" if kernel == "real" or _fast_e4m3(weight, dtype) else "none"
     return "none"
+
+
+def _fast_int8(weight: Tensor) -> bool:
+    if weight.is_cuda:
+        return _aligned(weight)
+    return torch.cpu._is_vnni_supported()
+
+
+def _fast_e4m3(weight: Tensor, dtype: torch.dtype) -> bool:
+    """On GPUs with FP8 units, whose kernel gives bfloat16 where scales are per row."""
+    if not weight.is_cuda or dtype is not torch.bfloat16:
+        return False
+    return _aligned(weight) and torch.cuda.get_device_capability(weight.device) >= (8, 9)
+
+
+def _aligned(weight: Tensor) -> bool:
+    """Whether sizes are what the kernels of GPUs take."""
+    return all(size % 16 == 0 for size in weight.shape)

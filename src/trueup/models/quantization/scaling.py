@@ -8,7 +8,6 @@ R, C: rows and columns of a tensor; P, Q: blocks along them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the name of the field
 from torch import Tensor
 
-from trueup.models.quantization.grids import Grid, power_below
+from trueup.models.quantization.grids import Grid, power_above
 
 _LEAST = 2.0**-100
 """Least magnitude that a block is scaled by: one of zeros stays zeros, and no scale underflows."""
@@ -36,8 +35,9 @@ ROW = Blocks(rows=1)
 
 Scale = Literal["fit", "power_of_two", "one"]
 """`fit`: the largest magnitude of a block becomes the largest number of the grid. `power_of_two`:
-the power of two that brings it into the grid's highest binade, as E8M0 holds it [OCP microscaling
-formats, 1.0, 6.3]; what lies beyond the largest number saturates. `one`: no scaling."""
+the least power of two with which nothing saturates, as kernels of MXFP8 round it [2506.08027]; the
+rule of the format's standard takes half of that for some blocks, and their largest saturates.
+`one`: no scaling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,8 @@ class Quantizer:
         """Scales of a float32 tensor [R, C]: [P, Q], and [] where the whole tensor shares one."""
         if self.scale == "one":
             return x.new_ones(())
-        amax = _largest(x, self.blocks).clamp_(min=_LEAST)
-        if self.scale == "fit":
-            return amax.div_(self.grid.largest)
-        return power_below(amax).mul_(0.5 ** (math.frexp(self.grid.largest)[1] - 1))
+        fitted = _largest(x, self.blocks).clamp_(min=_LEAST).div_(self.grid.largest)
+        return fitted if self.scale == "fit" else power_above(fitted)
 
     def quantize(self, x: Tensor, scales: Tensor) -> Tensor:
         """The grid's numbers nearest to x over its scales: [R, C], float32."""

@@ -84,7 +84,7 @@ SCHEMES: Mapping[str, Scheme] = {
         weight=Quantizer(E4M3, _GROUP, "power_of_two"),
         activation=Quantizer(E4M3, _GROUP, "power_of_two"),
         meaning="E4M3 weights and activations, a power of two per 32 inputs",
-        source="OCP microscaling formats 1.0",
+        source="OCP microscaling formats 1.0, scales rounded up as on GPUs",
     ),
     "fp8_weight": Scheme(
         weight=Quantizer(E4M3),
