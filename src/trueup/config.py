@@ -102,6 +102,8 @@ class TrainConfig(Section):
     """Run the controller on a logical clock: two runs give identical weights and ledgers."""
     threads: int = Field(1, ge=1)
     """Torch threads of the trainer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the layers; weights, optimiser and logits are float32 whatever it is."""
     fused: bool = True
     """Take log π_old from the update's own forward where that gives the same result: one optimiser
     step per step batch, and a correction that does not need the whole of it."""
@@ -254,7 +256,9 @@ class LatencyConfig(Section):
 class EnvironmentConfig(Section):
     """What the agent acts in."""
 
-    kind: Literal["bugfix"] = "bugfix"
+    kind: Literal["arithmetic", "bugfix"] = "bugfix"
+    level: int = Field(1, ge=1, le=4)
+    """How hard the problems of `arithmetic` are (`environments/arithmetic_problems.py`)."""
     max_turns: int = Field(3, ge=1)
     workers: int = Field(4, ge=1)
     """Sandboxes alive at once."""
@@ -343,6 +347,15 @@ class Config(Section):
     def episodes_per_step(self) -> int:
         """B: episodes of one step batch."""
         return self.train.groups_per_step * self.train.samples_per_group
+
+    @property
+    def published_dtype(self) -> Literal["float32", "bfloat16"]:
+        """What weights are rounded to before they travel: what the engine would round them to.
+
+        A grid is fitted to the weights as they are trained, but vLLM holds them in its own dtype.
+        """
+        rounds = self.engine.quantize == "none" or self.engine.kind == "vllm"
+        return self.engine.dtype if rounds else "float32"
 
     @property
     def staleness_bound(self) -> int:

@@ -230,11 +230,10 @@ def _one_thread() -> Iterator[None]:
 
 def main() -> None:
     """Print where the base for the environment of a configuration (TOML on stdin) lies."""
-    from trueup.environments.sandbox.table import resolve
-    from trueup.environments.table import build
+    from trueup.environments.table import open_environment
 
     settings = config.load(sys.stdin.read())
-    environment = cast("Teachable", build(settings, resolve(settings.sandbox.kind)))
+    environment = cast("Teachable", open_environment(settings))
     sys.stdout.write(f"{base_policy(environment, seed=_SEED)}\n")
     environment.close()
 

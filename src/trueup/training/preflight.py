@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueup.config import TINY_AGENT, Config, CorrectionConfig
-from trueup.environments.sandbox.table import resolve
-from trueup.environments.table import build
+from trueup.environments.table import open_environment
 from trueup.errors import ConfigError, RunDirectoryError
 from trueup.models import catalog, chat, directory, gguf
 from trueup.records.directory import RunDirectory
@@ -98,7 +97,7 @@ def _check_bypass(config: Config) -> None:
 
 
 def _world(config: Config) -> World:
-    environment = build(config, resolve(config.sandbox.kind))
+    environment = open_environment(config)
     try:
         return World(
             tasks=environment.tasks("train"),
