@@ -1,4 +1,5 @@
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trueup.errors import CheckpointError, DataError
 from trueup.models.chat import Renderer
 from trueup.models.directory import MANIFEST
-from trueup.models.load import load_model, load_state, save_model, state_tensors
+from trueup.models.load import (
+    borrowed_state,
+    load_model,
+    load_state,
+    save_model,
+    state_tensors,
+)
 from trueup.models.tiny import build_tiny
 
 
@@ -56,8 +63,35 @@ def test_state_shares_memory_with_the_model_and_loading_copies_into_it():
         assert tensor.data_ptr() == places[name] != state_tensors(source)[name].data_ptr()
 
 
+def test_borrowed_tensors_are_computed_with_and_given_back_without_a_copy():
+    model, other = _tied(), _tied()
+    ids = torch.arange(4)[None]
+    own, theirs = state_tensors(model), state_tensors(other)
+    places = {name: tensor.data_ptr() for name, tensor in own.items()}
+    before, expected = model(ids).logits, other(ids).logits
+    with borrowed_state(model, theirs):
+        assert torch.equal(model(ids).logits, expected)
+        assert all(
+            tensor.data_ptr() == theirs[name].data_ptr()
+            for name, tensor in state_tensors(model).items()
+        )
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {name: tensor.data_ptr() for name, tensor in state_tensors(model).items()} == places
+    assert torch.equal(model(ids).logits, before)
+    assert not torch.equal(before, expected)
+
+
+def test_borrowed_tensors_are_given_back_after_an_error():
+    model = _tied()
+    before = {name: tensor.data_ptr() for name, tensor in state_tensors(model).items()}
+    with pytest.raises(KeyError), borrowed_state(model, state_tensors(_tied())):
+        raise KeyError
+    assert {name: tensor.data_ptr() for name, tensor in state_tensors(model).items()} == before
+
+
+@pytest.mark.parametrize("take", [load_state, lambda *given: borrowed_state(*given).__enter__()])
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "dtype"])
-def test_a_wrong_set_of_tensors_changes_nothing(fault: str):
+def test_a_wrong_set_of_tensors_changes_nothing(fault: str, take: Callable[..., object]):
     sink = build_tiny(13, seed=1)
     before = {name: tensor.clone() for name, tensor in state_tensors(sink).items()}
     tensors = dict(state_tensors(build_tiny(13, seed=0)))
@@ -72,7 +106,7 @@ def test_a_wrong_set_of_tensors_changes_nothing(fault: str):
         case "dtype":
             tensors[last] = tensors[last].double()
     with pytest.raises(DataError, match="tensor"):
-        load_state(sink, tensors)
+        take(sink, tensors)
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_tensors(sink).items())
 
 

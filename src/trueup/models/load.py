@@ -86,13 +86,7 @@ def state_tensors(model: nn.Module) -> dict[str, Tensor]:
     Parameters and persistent buffers, detached, sharing the model's memory; tied ones once, under
     their first name.
     """
-    seen: set[int] = set()
-    found: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+    return {name: variable.detach() for name, variable in _variables(model).items()}
 
 
 @torch.no_grad()
@@ -103,6 +97,42 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         DataError: A tensor is missing, unknown, or of another shape or dtype.
     """
     own = state_tensors(model)
+    _check_fit(own, tensors)
+    for name, tensor in tensors.items():
+        own[name].copy_(tensor)
+
+
+@contextmanager
+def borrowed_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a model compute with the tensors of another version for a while; nothing is copied.
+
+    Raises:
+        DataError: A tensor is missing, unknown, or of another shape or dtype.
+    """
+    variables = _variables(model)
+    _check_fit(variables, tensors)
+    own = {name: variable.data for name, variable in variables.items()}
+    try:
+        for name, variable in variables.items():
+            variable.data = tensors[name]
+        yield
+    finally:
+        for name, variable in variables.items():
+            variable.data = own[name]
+
+
+def _variables(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers; tied ones once, under their first name."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, variable in model.state_dict(keep_vars=True).items():
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            found[name] = variable
+    return found
+
+
+def _check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     if own.keys() != tensors.keys():
         raise DataError(
             field="tensors",
@@ -118,8 +148,6 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 rule=f"of shape and dtype {expected}",
                 value=(tuple(tensor.shape), tensor.dtype),
             )
-    for name, tensor in tensors.items():
-        own[name].copy_(tensor)
 
 
 def _from_pretrained(directory: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -45,6 +45,7 @@ def action_logprobs(
     microbatch_tokens: int = 8192,
     chunk_tokens: int = 512,
     entropy: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Scores:
     """Score the action tokens of a batch under a causal language model.
 
@@ -58,6 +59,9 @@ def action_logprobs(
         microbatch_tokens: Padded positions that one forward holds.
         chunk_tokens: Positions whose logits exist at once: memory is chunk_tokens · V floats.
         entropy: Also return the entropy, from the same logits.
+        dtype: Arithmetic of the layers below the head where it is not the parameters' own
+            (autocast). The head always is in theirs: rounded to bfloat16 a logit of 20 is off by up
+            to .06.
 
     Raises:
         CheckpointError: The model has no LM head.
@@ -69,7 +73,8 @@ def action_logprobs(
     for part in microbatches(batch, microbatch_tokens):
         if not len(part.actions):
             continue
-        states, ids = _predicting_states(model, part.batch)
+        with torch.autocast(model.device.type, dtype, enabled=dtype is not None):
+            states, ids = _predicting_states(model, part.batch)
         logp, entropy_ = _score(head, states, ids, temperature, chunk_tokens, entropy)
         logps.append(logp)
         entropies.append(entropy_)

@@ -70,13 +70,12 @@ async def rollout_of(
     run_blocking: Callable[[Callable[[], Any]], Any] | None = None,
 ) -> Rollout:
     """Build the rollout worker: environment workers, renderer, payload store."""
-    from trueup.environments.sandbox.table import resolve
-    from trueup.environments.table import build
+    from trueup.environments.table import open_environment
     from trueup.environments.worker import EnvWorkers
     from trueup.models.chat import Renderer
 
     workers = EnvWorkers(
-        build(config, resolve(config.sandbox.kind)),
+        open_environment(config),
         threads=config.environment.workers,
         deadline_s=2 * config.environment.deadline_s + 5,
         latency=config.environment.latency,
@@ -162,6 +161,7 @@ def _learner(spec: ActorSpec, config: Config) -> Service:
     from trueup.training import checkpoint
     from trueup.training.learner import Learner
     from trueup.training.trainer import TorchTrainer
+    from trueup.training.version_scores import versions_needed
 
     torch.set_num_threads(config.train.threads)
     model = Path(spec.model)
@@ -173,9 +173,7 @@ def _learner(spec: ActorSpec, config: Config) -> Service:
         temperature=config.engine.temperature,
         seed=config.seed,
         version=spec.version,
-        # Those a token may be of, the one before them for the label test, and, after a fused
-        # update, the one that the step started from.
-        keep_versions=config.staleness_bound + 2,
+        keep_versions=versions_needed(config),
         reference=checkpoint.load_reference(model) if resumed and config.train.kl_beta else None,
     )
     checkpoint.restore_optimizer(policy, trainer.optimizer, moments)

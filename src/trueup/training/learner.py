@@ -79,7 +79,12 @@ class Learner:
 
     async def publish(self) -> WeightManifest:
         """Publish the version that the trainer starts with."""
-        return self._publish(self._trainer.version, self._trainer.export())
+        dtype: torch.dtype = getattr(torch, self._config.published_dtype)
+        tensors = {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in self._trainer.export().items()
+        }
+        return self._publish(self._trainer.version, tensors)
 
     async def retire(self, version: int) -> None:
         """No engine needs a version below this one any more."""
@@ -289,5 +294,7 @@ def _value(name: str, metric: Metric, sketch: bytes | None) -> MetricValue:
 
 def _precision(config: Config, trainer: TorchTrainer) -> str:
     """The coarser of the two that the gap compares."""
+    if config.train.dtype != "float32":
+        return config.train.dtype
     trained = str(next(iter(trainer.export().values())).dtype).removeprefix("torch.")
     return trained if trained != "float32" else config.engine.dtype

@@ -23,7 +23,7 @@ from trueup.losses.kl import reference_kl
 from trueup.losses.policy import PolicyLoss
 from trueup.losses.reduce import aggregation, token_sum
 from trueup.losses.table import LOSSES
-from trueup.models.load import load_state, state_tensors
+from trueup.models.load import borrowed_state, state_tensors
 from trueup.models.logprobs import action_logprobs
 from trueup.models.packed import MicroBatch, PackedBatch, microbatches
 from trueup.training.corrected import Corrected, LossTokens
@@ -75,13 +75,16 @@ class _Part:
 class TorchTrainer:
     """Full-parameter training of a Hugging Face causal LM in one process.
 
+    Memory: the weights, their gradient, two moments, `keep_versions` + 1 copies of the weights, and
+    the activations of one micro-batch.
+
     Args:
         model: The policy; trained in place.
         settings: The `train` section.
         temperature: Sampling temperature, at which every log-prob is taken.
         seed: With the version, it orders the episodes of a step.
         version: Version of the weights as they come in.
-        keep_versions: Earlier versions that can still be scored.
+        keep_versions: Earlier versions that can still be scored; 0 copies nothing.
         reference: Tensors of the policy of the KL penalty; the weights as they come in if None.
     """
 
@@ -103,6 +106,8 @@ class TorchTrainer:
         self.settings = settings
         self._loss = LOSSES[settings.loss]
         self._temperature = temperature
+        # The parameters' own dtype needs no cast, float64 of a test included.
+        self._dtype = torch.bfloat16 if settings.dtype == "bfloat16" else None
         self._seed = seed
         self._keep = keep_versions
         self._earlier: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
@@ -110,7 +115,7 @@ class TorchTrainer:
         """Tensors of the policy of the KL penalty, if there is one."""
 
     def score(self, batch: PackedBatch, version: int | None = None) -> Tensor | None:
-        """[N] log-probs in float32; the weights of an earlier version are swapped in and out."""
+        """[N] log-probs in float32; the weights of an earlier version are borrowed for it."""
         if version is None or version == self.version:
             return self._logp(batch)
         if version not in self._earlier:
@@ -124,7 +129,7 @@ class TorchTrainer:
         mini-batches: its expectation is the step batch's, whatever it happens to hold. Gradients
         are summed first and divided by Z last, because a fused step knows Z only then.
         """
-        before = self._copy()
+        before = self._copy() if self._keep else None
         reference = self._logp_under(self.reference, batch) if self.reference is not None else None
         minibatches = _minibatches(corrected, self.settings.minibatches, self._seed, self.version)
         parts: list[_Part] = []
@@ -145,7 +150,8 @@ class TorchTrainer:
             self._set_learning_rate(corrected)
             self.optimizer.step()
         if norms:
-            self._remember(before)
+            if before is not None:
+                self._remember(before)
             self.version += 1
         metrics = _update_metrics(parts, norms)
         metrics["update/skipped"] = Metric.of(skipped)
@@ -162,21 +168,22 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _logp(self, batch: PackedBatch) -> Tensor:
+        return self._forward(batch)
+
+    def _logp_under(self, tensors: Mapping[str, Tensor], batch: PackedBatch) -> Tensor:
+        """[N] log-probs under other weights."""
+        with borrowed_state(self.model, tensors):
+            return self._logp(batch)
+
+    def _forward(self, batch: PackedBatch) -> Tensor:
+        """[N] log-probs in float32, differentiable."""
         return action_logprobs(
             self.model,
             batch,
             temperature=self._temperature,
             microbatch_tokens=self.settings.microbatch_tokens,
+            dtype=self._dtype,
         ).logp
-
-    def _logp_under(self, tensors: Mapping[str, Tensor], batch: PackedBatch) -> Tensor:
-        """[N] log-probs under other weights, which are swapped in and out."""
-        current = self._copy()
-        load_state(self.model, tensors)
-        try:
-            return self._logp(batch)
-        finally:
-            load_state(self.model, current)
 
     def _accumulate(
         self,
@@ -200,12 +207,7 @@ class TorchTrainer:
         self, micro: MicroBatch, index: Tensor, corrected: Corrected, reference: Tensor | None
     ) -> _Part:
         """Add the gradient of one micro-batch, whose tokens are `index` of the N."""
-        logp = action_logprobs(
-            self.model,
-            micro.batch,
-            temperature=self._temperature,
-            microbatch_tokens=self.settings.microbatch_tokens,
-        ).logp
+        logp = self._forward(micro.batch)
         tokens = corrected.tokens(index, logp.detach())
         sizes = micro.batch.action_offsets.diff()
         loss = self._loss.terms(

@@ -31,6 +31,17 @@ class VersionScores:
     """log π_old a second time, in other micro-batches: its difference is the scorer's noise."""
 
 
+def versions_needed(config: Config) -> int:
+    """How many versions before the trainer's current one `version_scores` may ask for.
+
+    Those a token may be of, the one that a fused update has just left, and the one before all of
+    them for the label test.
+    """
+    if not config.attribution.share:
+        return 0
+    return config.staleness_bound + 1 + bool(config.attribution.label_test)
+
+
 def version_scores(
     batch: StepBatch, target: Tensor, current: int, trainer: Trainer, config: Config
 ) -> VersionScores:
