@@ -6,7 +6,8 @@ from trueup.errors import RunDirectoryError
 from trueup.reports.summary import summarise
 
 KEYS = [
-    *("run", "steps", "base_pass_rate", "heldout_pass_rate", "reads_per_episode"),
+    *("run", "steps", "base_pass_rate", "heldout_pass_rate"),
+    *("gain", "gain_low", "gain_high", "reads_per_episode"),
     *("episodes_launched", "episodes_trained", "episodes_per_s"),
     *("mean_token_lag", "max_token_lag", "wall_s"),
 ]
@@ -15,7 +16,8 @@ KEYS = [
 def two_steps(run):
     """Two steps of two episodes; b spans two versions, x fails once and is tried again."""
     run.add(0, "run_start", config_digest="", schedule={})
-    run.add(1, "eval", version=0, step=0, heldout_pass_rate=0.25, reads_per_episode=0.5)
+    before = {"heldout_pass_rate": 0.25, "by_task": [["h", 1, 4]]}
+    run.add(1, "eval", version=0, step=0, reads_per_episode=0.5, **before)
     run.issue(2, "a", group=0, member=0)
     run.issue(2, "b", group=0, member=1)
     run.issue(2, "x", group=1, member=0)
@@ -51,7 +53,8 @@ def two_steps(run):
             [10.0, 11.0, 5, 0, 1],
         ],
     )
-    run.add(14, "eval", version=2, step=2, heldout_pass_rate=0.75, reads_per_episode=1.5)
+    after = {"heldout_pass_rate": 0.75, "by_task": [["h", 3, 4]]}
+    run.add(14, "eval", version=2, step=2, reads_per_episode=1.5, **after)
 
 
 @pytest.fixture
@@ -73,6 +76,9 @@ def test_figures_of_a_run_worked_out_by_hand(finished):
         "steps": 2,
         "base_pass_rate": 0.25,
         "heldout_pass_rate": 0.75,
+        "gain": 0.5,  # of the one held-out task, so without width
+        "gain_low": 0.5,
+        "gain_high": 0.5,
         "reads_per_episode": 1.5,
         "episodes_launched": 5,
         "episodes_trained": 4,
@@ -163,7 +169,8 @@ def test_a_run_without_events_or_ledger_has_no_figures(writer, tmp_path):
     for found in (summarise(empty), summarise(bare)):
         values = found.as_json()
         assert [key for key in KEYS if values[key] is None] == [
-            *("base_pass_rate", "heldout_pass_rate", "reads_per_episode", "episodes_per_s"),
+            *("base_pass_rate", "heldout_pass_rate", "gain", "gain_low", "gain_high"),
+            *("reads_per_episode", "episodes_per_s"),
             *("mean_token_lag", "max_token_lag"),
         ]
         assert values["steps"] == values["episodes_trained"] == values["wall_s"] == 0

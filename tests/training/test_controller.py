@@ -586,6 +586,11 @@ def test_the_held_out_tasks_are_sampled_before_every_n_steps_and_after(tmp_path:
     assert len({spec.id for spec in pipeline.evaluated}) == 4 * 6
     # tasks 0 and 2 of three have even keys or odd ones: two thirds or one third pass
     assert {e.payload["heldout_pass_rate"] for e in evaluations} <= {1 / 3, 2 / 3}
+    for event in evaluations:
+        by_task = event.payload["by_task"]
+        assert len({task for task, _, _ in by_task}) == 3
+        assert {(passed, episodes) for _, passed, episodes in by_task} == {(0, 2), (2, 2)}
+        assert sum(passed for _, passed, _ in by_task) == event.payload["passed"]
 
 
 def test_an_evaluation_repeats_its_noise_and_shares_none_with_training(tmp_path: Path):

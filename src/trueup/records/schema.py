@@ -31,7 +31,8 @@ apply       engine version                    epoch, digest, t_start, t_staged, 
                                               tokens_recomputed
 activity    engine                            stretches [[t0, t1, decoded, prefilled, steps]...]
 eval        version                           step, heldout_pass_rate, reads_per_episode, episodes,
-                                              passed
+                                              failed, passed, by_task [[task, passed,
+                                              episodes]...]
 checkpoint  version                           step, digest, path
 resume      version                           step, path, skipped [[path, reason]...], schedule
 run_end     version                           reason (done | interrupted | fault), message

@@ -128,6 +128,7 @@ def _results(s: Summary) -> list[tuple[str, str]]:
     rows = [
         ("run", f"{s.run} ({s.ended})"),
         ("held-out pass rate", f"{before} → {after}"),
+        *([("gain", str(s.gain))] if s.gain is not None else []),
         ("reads per episode", reads),
         ("steps", f"{s.steps}"),
         ("episodes", f"{s.episodes_trained} trained of {s.episodes_launched} launched"),

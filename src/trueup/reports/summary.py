@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trueup.records.schema import Event
 from trueup.reports import timing
+from trueup.reports.gain import Gain, paired_gain
 from trueup.reports.history import History, lags
 from trueup.reports.run import Records, read_run
 
@@ -23,6 +24,8 @@ class Summary:
     """Held-out pass rate before the first step."""
     heldout_pass_rate: float | None
     """Held-out pass rate of the last evaluation after it."""
+    gain: Gain | None
+    """What lies between the two, over the tasks that both evaluated."""
     base_reads_per_episode: float | None
     reads_per_episode: float | None
     """Files read per held-out episode, first and last evaluation."""
@@ -60,6 +63,9 @@ class Summary:
             "steps": self.steps,
             "base_pass_rate": self.base_pass_rate,
             "heldout_pass_rate": self.heldout_pass_rate,
+            "gain": None if self.gain is None else self.gain.mean,
+            "gain_low": None if self.gain is None else self.gain.low,
+            "gain_high": None if self.gain is None else self.gain.high,
             "reads_per_episode": self.reads_per_episode,
             "episodes_launched": self.episodes_launched,
             "episodes_trained": self.episodes_trained,
@@ -95,6 +101,7 @@ def summary_of(records: Records) -> Summary:
         steps=len(history.steps),
         base_pass_rate=_value(base, "heldout_pass_rate"),
         heldout_pass_rate=_value(last, "heldout_pass_rate"),
+        gain=None if base is None or last is None else paired_gain(base.payload, last.payload),
         base_reads_per_episode=_value(base, "reads_per_episode"),
         reads_per_episode=_value(last, "reads_per_episode"),
         episodes_launched=len(launched),

@@ -74,6 +74,9 @@ def _pass_rate(summary: Summary) -> Tile:
     value, name = _arrow(before, after), "Held-out pass rate"
     if before is None or after is None:
         return Tile(name, value, "before → after")
+    gain = summary.gain
+    if gain is not None:
+        return Tile(name, value, f"gain {gain}", "good" if gain.low > 0 else "plain")
     rose = after > before
     note = f"{'up' if rose else 'down'} by {abs(after - before):.2f}"
     return Tile(name, value, note, "good" if rose else "plain")

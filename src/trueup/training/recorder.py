@@ -195,6 +195,9 @@ class Recorder:
         """Held-out tasks were sampled; what failed is counted apart and never as a miss."""
         graded = [ref for ref in refs if ref.reward is not None]
         passed = sum(ref.reward == 1.0 for ref in graded)
+        by_task: dict[str, list[int]] = {}
+        for ref in graded:
+            by_task.setdefault(ref.task, []).append(int(ref.reward == 1.0))
         reads = sum(ref.counters.get("reads", 0) for ref in graded)
         self._note(
             "eval",
@@ -206,6 +209,7 @@ class Recorder:
                 "episodes": len(graded),
                 "failed": len(refs) - len(graded),
                 "passed": passed,
+                "by_task": [[task, sum(found), len(found)] for task, found in by_task.items()],
             },
         )
 
