@@ -84,13 +84,16 @@ class PolicyGap:
     """[N] int64: index of the engine."""
     logp_version: Tensor | None = None
     """[N] log π_v, float32: trainer's numerics at the token's own version; NaN if not scored."""
+    logp_cache: Tensor | None = None
+    """[N] log π_v^cache, float32: the same behind keys and values of the versions that wrote the
+    engine's cache; equal to log π_v where that is its own; NaN if not scored."""
     turn: Tensor | None = None
     """[N] int64 turn of the token within its episode; the tokens of a turn are adjacent."""
 
     def __post_init__(self) -> None:
         """Refuse what would need a guard later."""
         n, e = self.num_tokens, self.num_episodes
-        for name in ("logp_target", "logp_behaviour", "reward", "logp_version"):
+        for name in ("logp_target", "logp_behaviour", "reward", "logp_version", "logp_cache"):
             _check(name, getattr(self, name), e if name == "reward" else n, torch.float32)
         of_size = (("version", n), ("lag", n), ("engine", n), ("turn", n), ("group", e))
         for name, size in of_size:

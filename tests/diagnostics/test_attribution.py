@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,3 +156,21 @@ def test_parts_sum_to_the_total_exactly_and_shares_to_one(triples):
     assert found.staleness.mean + found.engine.mean == pytest.approx(found.total.mean, abs=1e-13)
     if found.total.abs_mean > 1e-6:
         assert found.staleness.share + found.engine.share == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_kept_cache_is_a_part_of_its_own():
+    # Target −1, π_v −1.5, π_v^cache −2, behaviour −2.25, and one token without any of it.
+    gap = replace(
+        make_gap([[-1.0, -1.0]], [[-2.25, -1.0]]),
+        logp_version=torch.tensor([-1.5, -1.0]),
+        logp_cache=torch.tensor([-2.0, -1.0]),
+    )
+    found = attribution(gap, scorer_variance=0.01)
+    means = (found.total.mean, found.staleness.mean, found.cache.mean, found.engine.mean)
+    assert means == pytest.approx((0.625, 0.25, 0.25, 0.125))
+    # E[d_i·d] / E[d²] with d = 1.25 on one of the two tokens.
+    shares = (found.staleness.share, found.cache.share, found.engine.share)
+    assert shares == pytest.approx((0.4, 0.4, 0.2))
+    # Half of the tokens have three scores of their own, the other half one.
+    noise = (found.staleness.noise, found.cache.noise, found.engine.noise)
+    assert noise == pytest.approx((0.01, 0.01, 0.01))

@@ -127,3 +127,18 @@ def test_lags_are_the_distance_from_the_version_that_sampled(run: RunDirectory) 
         assert lags_of(row) == [row["step"] - version for version in versions_of(row)]
         assert min(row["lag_in_flight"]) >= 0
         assert min(row["lag_in_queue"]) >= 0
+
+
+def test_a_kept_cache_is_told_apart_from_staleness_and_engine(runs: Runs) -> None:
+    run = runs.finished("kept-cache", *_ASYNCHRONOUS, "engine.kv_mode=keep")
+    assert audit(run) == []
+    spans = [span for row in trained(run) for span in row["spans"]]
+    kept = [span for span in spans if span["kv"] == "kept"]
+    assert kept
+    assert all(max(span["context_versions"]) < span["version"] for span in kept)
+    cache, engine = (
+        max(metric.max for (_, found), metric in metrics(run).items() if found == name)
+        for name in ("gap/abs_cache", "gap/abs_engine")
+    )
+    # In float32 the engine is the trainer to rounding, whoever wrote its cache.
+    assert engine < 1e-4 < cache

@@ -81,11 +81,21 @@ _SPECS = (
     MetricSpec("gap/scored", "1", "mean", "share of action tokens scored under their own version"),
     MetricSpec("gap/staleness", "nats", "mean", "log π_old − log π_v of the scored tokens"),
     MetricSpec("gap/abs_staleness", "nats", "mean", "|log π_old − log π_v| of the scored tokens"),
-    MetricSpec("gap/engine", "nats", "mean", "log π_v − log μ of the scored tokens"),
-    MetricSpec("gap/abs_engine", "nats", "mean", "|log π_v − log μ|: the floor of the engine"),
+    MetricSpec(
+        "gap/cache",
+        "nats",
+        "mean",
+        "log π_v − log π_v^cache, where versions before wrote the cache",
+    ),
+    MetricSpec("gap/abs_cache", "nats", "mean", "|log π_v − log π_v^cache| of the scored tokens"),
+    MetricSpec("gap/engine", "nats", "mean", "log π_v^cache − log μ of the scored tokens"),
+    MetricSpec(
+        "gap/abs_engine", "nats", "mean", "|log π_v^cache − log μ|: the floor of the engine"
+    ),
     MetricSpec(
         "attribution/share_staleness", "1", "batch", "E[staleness·d] / E[d²] of the scored tokens"
     ),
+    MetricSpec("attribution/share_cache", "1", "batch", "E[cache·d] / E[d²] of the scored tokens"),
     MetricSpec("attribution/share_engine", "1", "batch", "E[engine·d] / E[d²]: the rest of it"),
     MetricSpec(
         "attribution/scorer_variance",

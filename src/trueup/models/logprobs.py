@@ -66,7 +66,7 @@ def action_logprobs(
     Raises:
         CheckpointError: The model has no LM head.
     """
-    head = _head(model)
+    head = lm_head(model)
     logps: list[Tensor] = []
     entropies: list[Tensor] = []
     order: list[Tensor] = []
@@ -75,7 +75,7 @@ def action_logprobs(
             continue
         with torch.autocast(model.device.type, dtype, enabled=dtype is not None):
             states, ids = _predicting_states(model, part.batch)
-        logp, entropy_ = _score(head, states, ids, temperature, chunk_tokens, entropy)
+        logp, entropy_ = score_states(head, states, ids, temperature, chunk_tokens, entropy)
         logps.append(logp)
         entropies.append(entropy_)
         order.append(part.actions)
@@ -108,7 +108,7 @@ def action_logits(
         [C] which of the N action tokens, and [C, V] the logits that predict them, in float32 or
         better; every action token once.
     """
-    head = _head(model)
+    head = lm_head(model)
     for part in microbatches(batch, microbatch_tokens):
         if not len(part.actions):
             continue
@@ -131,7 +131,7 @@ def verify_head(model: PreTrainedModel) -> None:
     """
     ids = torch.arange(2, device=model.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits
-    ours = _head(model)(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    ours = lm_head(model)(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     if not torch.allclose(whole.float(), ours.float(), rtol=1e-3, atol=1e-3):
         raise CheckpointError(
             field="model",
@@ -140,7 +140,12 @@ def verify_head(model: PreTrainedModel) -> None:
         )
 
 
-def _head(model: Any) -> nn.Module:
+def lm_head(model: Any) -> nn.Module:
+    """The module that turns hidden states into logits.
+
+    Raises:
+        CheckpointError: The model has none.
+    """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Module):
         raise CheckpointError(
@@ -163,15 +168,18 @@ def _predicting_states(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tens
     return states[before], batch.token_ids[batch.action_index].to(model.device)
 
 
-def _score(
+def score_states(
     head: nn.Module,
     states: Tensor,
     ids: Tensor,
     temperature: float,
-    chunk_tokens: int,
-    entropy: bool,
+    chunk_tokens: int = 512,
+    entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [n]; a chunk's logits are computed again in backward, not kept."""
+    """Log-probs and entropies [n] of ids behind hidden states.
+
+    A chunk's logits are computed again in backward, not kept. Arguments as in `action_logprobs`.
+    """
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states)  # [C, V]

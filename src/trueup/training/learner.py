@@ -214,7 +214,7 @@ class Learner:
         """The gap with its parts, and their metrics; `target` is of the version."""
         with phases("attribute"):
             scores = version_scores(batch, target, version, self._trainer, self._config)
-            gap = batch.gap(target, scores.own, version)
+            gap = batch.gap(target, scores.own, version, scores.cached)
             return gap, attribution_metrics(gap, scores)
 
     def _discarded(self, discarded: Sequence[Discarded]) -> list[EpisodeRow]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.errors import DataError
 from trueup.gap import PolicyGap
 from trueup.models.packed import PackedBatch
-from trueup.types import Episode, LogprobKind, Segment, Span
+from trueup.types import Episode, KVState, LogprobKind, Segment, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,24 @@ class StepBatch:
         """N."""
         return len(self.logp_behaviour)
 
+    @property
+    def kept_cache(self) -> Tensor:
+        """[S] bool: some of its tokens were sampled behind keys and values of older versions."""
+        return torch.tensor(
+            [
+                any(span.kv is KVState.KEPT for span in segment.spans)
+                for episode in self.episodes
+                for segment in episode.segments
+            ],
+            dtype=torch.bool,
+        )
+
     def gap(
-        self, logp_target: Tensor, logp_version: Tensor | None, trainer_version: int
+        self,
+        logp_target: Tensor,
+        logp_version: Tensor | None,
+        trainer_version: int,
+        logp_cache: Tensor | None = None,
     ) -> PolicyGap:
         """The gap of this batch, given the trainer's scores.
 
@@ -86,6 +102,7 @@ class StepBatch:
             logp_target: [N] log π_old.
             logp_version: [N] log π_v, NaN where not scored; or None.
             trainer_version: Version that the step starts from.
+            logp_cache: [N] log π_v^cache, NaN where not scored; None: no cache was kept.
         """
         return PolicyGap(
             logp_target=logp_target,
@@ -98,6 +115,7 @@ class StepBatch:
             lag=trainer_version - self.version,
             engine=self.engine,
             logp_version=logp_version,
+            logp_cache=logp_cache,
             turn=self.turn,
         )
 

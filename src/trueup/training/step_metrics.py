@@ -34,10 +34,13 @@ def attribution_metrics(gap: PolicyGap, scores: VersionScores) -> dict[str, Metr
         return {}
     scored = torch.isfinite(gap.logp_version) & gap.valid
     staleness = gap.logp_target - gap.logp_version
-    engine = gap.logp_version - gap.logp_behaviour
+    behind = gap.logp_version if gap.logp_cache is None else gap.logp_cache
+    cache, engine = gap.logp_version - behind, behind - gap.logp_behaviour
     values: dict[str, Values] = {
         "gap/staleness": (staleness, scored),
         "gap/abs_staleness": (staleness.abs(), scored),
+        "gap/cache": (cache, scored),
+        "gap/abs_cache": (cache.abs(), scored),
         "gap/engine": (engine, scored),
         "gap/abs_engine": (engine.abs(), scored),
         "gap/scored": scored.float(),
@@ -52,6 +55,7 @@ def attribution_metrics(gap: PolicyGap, scores: VersionScores) -> dict[str, Metr
     parts = attribution(gap, scorer_variance=noise, resamples=1)
     if parts.scored:
         metrics["attribution/share_staleness"] = Metric.of(parts.staleness.share_above_noise)
+        metrics["attribution/share_cache"] = Metric.of(parts.cache.share_above_noise)
         metrics["attribution/share_engine"] = Metric.of(parts.engine.share_above_noise)
     if scores.before is not None:
         found = label_test(gap, logp_before=scores.before)

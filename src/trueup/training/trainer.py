@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,10 +20,12 @@ from torch import Tensor
 from trueup.config import TrainConfig
 from trueup.corrections.controllers import learning_rate_factor
 from trueup.diagnostics.metrics import Metric, metrics_of
+from trueup.gap import run_sums
 from trueup.losses.kl import reference_kl
 from trueup.losses.policy import PolicyLoss
 from trueup.losses.reduce import aggregation, token_sum
 from trueup.losses.table import LOSSES
+from trueup.models.hybrid import hybrid_logprobs
 from trueup.models.load import borrowed_state, state_tensors
 from trueup.models.logprobs import action_logprobs
 from trueup.models.packed import MicroBatch, PackedBatch, microbatches
@@ -50,6 +53,18 @@ class Trainer(Protocol):
         """[N] log-probs under the current weights, or those of an earlier version.
 
         None if that version is not kept any more.
+        """
+        ...
+
+    def score_behind_cache(self, batch: PackedBatch, writer: Tensor) -> Tensor:
+        """[N] log-probs behind keys and values that several versions wrote (`models.hybrid`).
+
+        Args:
+            batch: Segments.
+            writer: [T] version that computed each position.
+
+        Returns:
+            NaN in segments that need a version which is not kept any more.
         """
         ...
 
@@ -122,6 +137,24 @@ class TorchTrainer:
             return None
         return self._logp_under(self._earlier[version], batch)
 
+    def score_behind_cache(self, batch: PackedBatch, writer: Tensor) -> Tensor:
+        """See `Trainer.score_behind_cache`."""
+        kept = torch.tensor([self.version, *self._earlier])
+        missing = run_sums(torch.isin(writer, kept, invert=True).long(), batch.lengths)
+        whole = missing == 0
+        segments = torch.nonzero(whole)[:, 0]
+        logp = torch.full((len(batch.action_index),), torch.nan)
+        if len(segments):
+            logp[batch.actions_of(segments)] = hybrid_logprobs(
+                self.model,
+                batch.select(segments),
+                writer[whole.repeat_interleave(batch.lengths)],
+                under=self._under,
+                temperature=self._temperature,
+                dtype=self._dtype,
+            )
+        return logp
+
     def step(self, batch: PackedBatch, corrected: Corrected) -> StepResult:
         """One pass over the step batch in mini-batches of whole episodes.
 
@@ -169,6 +202,12 @@ class TorchTrainer:
     @torch.no_grad()
     def _logp(self, batch: PackedBatch) -> Tensor:
         return self._forward(batch)
+
+    def _under(self, version: int) -> AbstractContextManager[object]:
+        """The weights of a kept version, as long as the context lasts."""
+        if version == self.version:
+            return nullcontext()
+        return borrowed_state(self.model, self._earlier[version])
 
     def _logp_under(self, tensors: Mapping[str, Tensor], batch: PackedBatch) -> Tensor:
         """[N] log-probs under other weights."""

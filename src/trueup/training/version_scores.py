@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trueup.config import Config
 from trueup.gap import distinct
+from trueup.models.hybrid import writers
 from trueup.training.step_batch import StepBatch
 from trueup.training.trainer import Trainer
 
@@ -25,6 +26,8 @@ class VersionScores:
 
     own: Tensor | None
     """log π_v: the version that sampled the token."""
+    cached: Tensor | None
+    """log π_v^cache: behind the keys and values that the engine kept; None if it kept none."""
     before: Tensor | None
     """log π_{v−1}: the version before it, of a share of the episodes scored under their own."""
     again: Tensor | None
@@ -56,7 +59,7 @@ def version_scores(
     """
     settings = config.attribution
     if not settings.share:
-        return VersionScores(own=None, before=None, again=None)
+        return VersionScores(own=None, cached=None, before=None, again=None)
     seed = (config.seed * 7919 + current) % 2**63
     lot = torch.rand(len(batch.episodes), generator=torch.Generator().manual_seed(seed))
     of_episode = batch.segment_episode[_segments(batch)]
@@ -72,7 +75,7 @@ def version_scores(
         before = _score(batch, target, current, trainer, batch.version - 1, tested)
     if settings.repeat:
         again = _select(batch, trainer, drawn(settings.repeat), current)
-    return VersionScores(own=own, before=before, again=again)
+    return VersionScores(own=own, cached=_cached(batch, own, trainer), before=before, again=again)
 
 
 def _score(
@@ -91,6 +94,20 @@ def _score(
         if version != current:
             scores = _select(batch, trainer, here, version)
         logp = torch.where(here, scores, logp)
+    return logp
+
+
+def _cached(batch: StepBatch, own: Tensor, trainer: Trainer) -> Tensor | None:
+    """[N] as `own`, but behind the cache that several versions wrote."""
+    kept = batch.kept_cache
+    if not bool(kept.any()):
+        return None
+    scored = distinct(_segments(batch)[torch.isfinite(own)])[0]
+    segments = scored[kept[scored]]
+    logp = own.clone()
+    part, actions = batch.packed.select(segments), batch.packed.actions_of(segments)
+    if len(segments):
+        logp[actions] = trainer.score_behind_cache(part, writers(part, batch.version[actions]))
     return logp
 
 

@@ -8,7 +8,6 @@ architecture worth the speed gets a slim forward.
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from trueup.engines.embedded.network import Batch
 from trueup.engines.embedded.parameters import Parameters
+from trueup.models.caching import cache_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,8 +33,7 @@ class ModuleNetwork:
         self._module = module.to(device).train(False)
         self._device = device
         self._caches: list[Any] = [None] * slots
-        accepted = inspect.signature(self._module.forward).parameters
-        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+        self._cache_argument = cache_argument(self._module)
 
     def prepare(self, parameters: Parameters) -> Parameters:
         """See `network.Network.prepare`; the module reads the parameters themselves."""
