@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from support.embedded import Publisher, copied, tiny
@@ -22,6 +23,15 @@ from trueup.types import WeightManifest
 def weights(seed: int) -> Any:
     """A tiny model, made once; nobody may change it."""
     return tiny(seed=seed)
+
+
+@lru_cache
+def peaked() -> Any:
+    """A tiny model whose distributions are not flat."""
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+    return model
 
 
 @dataclass

@@ -80,10 +80,11 @@ class SurvivingPrefixCache(LyingEngine):
         held = self._held.pop(session, None)
         if held is None:
             return
-        if held.ids:
-            self._shelf.append(held)
-        else:
+        if not held.ids:
             await self._inner.release(held.inner)
+            return
+        self._shelf.append(held)
+        await self._make_room(0)
 
     async def _place(self, request: GenerateRequest) -> _Held:
         """Where a new session goes: to the cache that has most of its prompt, or to a fresh one."""
@@ -94,10 +95,15 @@ class SurvivingPrefixCache(LyingEngine):
         if best is not None and _common(best.ids, request.prompt_ids):
             self._shelf.remove(best)
             return replace(best, born=info.version)
-        while self._shelf and len(self._held) + len(self._shelf) >= info.slots:
-            await self._inner.release(self._shelf.pop(0).inner)
+        await self._make_room(1)
         self._made += 1
         return _Held(inner=f"{request.session}.{self._made}", born=info.version)
+
+    async def _make_room(self, more: int) -> None:
+        """Let go of shelved caches, oldest first, until so many more sessions have a slot."""
+        slots = (await self._inner.info()).slots
+        while self._shelf and len(self._held) + len(self._shelf) + more > slots:
+            await self._inner.release(self._shelf.pop(0).inner)
 
 
 @dataclass(slots=True, kw_only=True)
