@@ -124,7 +124,7 @@ def _mismatch(model, prompts: Tensor, name: str, tokens: int) -> dict[str, float
         found["explained"] = explained(d, aware - sampled.behaviour).share
     if name in REAL:
         emulated, real = (
-            (quantized_logprobs(model, sampled.batch, scheme, kernel=kernel) - target).double()
+            (target - quantized_logprobs(model, sampled.batch, scheme, kernel=kernel)).double()
             for kernel in ("emulated", "real")
         )
         found |= {
