@@ -17,7 +17,7 @@ class Generate:
     """Left-padded batches of `slots`, each as long as its longest sample."""
 
     def __init__(self, directory: Path) -> None:
-        self._model: Any = load_model(directory, dtype=torch.bfloat16)
+        self._model = _load(directory)
         self._pad: int = self._model.config.pad_token_id
 
     @torch.inference_mode()
@@ -41,9 +41,9 @@ class Generate:
         output = self._model.generate(
             ids,
             attention_mask=mask,
-            generation_config=_sampling(traffic, self._pad),
-            return_dict_in_generate=True,
-            output_scores=True,
+            generation_config=_sampling(
+                traffic, self._pad, return_dict_in_generate=True, output_scores=True
+            ),
         )
         new = output.sequences[:, width:]
         logps = [
@@ -61,7 +61,7 @@ class ContinuousBatching:
     """Its own scheduler over a paged cache."""
 
     def __init__(self, directory: Path) -> None:
-        self._model: Any = load_model(directory, dtype=torch.bfloat16)
+        self._model = _load(directory)
         self._pad: int = self._model.config.pad_token_id
 
     def run(self, traffic: Traffic) -> Outcome:
@@ -89,15 +89,21 @@ class ContinuousBatching:
         return Outcome(tokens, seconds)
 
 
-def _sampling(traffic: Traffic, pad: int) -> GenerationConfig:
-    # An id that no vocabulary has: None would mean the model's own end.
-    stop = list(traffic.stop_ids) or [-1]
+def _load(directory: Path) -> Any:
+    """The model, without an end of its own: that of the traffic is the only one."""
+    model: Any = load_model(directory, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _sampling(traffic: Traffic, pad: int, **more: bool) -> GenerationConfig:
     return GenerationConfig(
         do_sample=True,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
         max_new_tokens=traffic.max_tokens,
-        eos_token_id=stop,
+        eos_token_id=list(traffic.stop_ids) or None,
         pad_token_id=pad,
+        **more,
     )
