@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 ENGINES = {
     "embedded": "trueup.engines.embedded.engine:build",
-    "openai": "trueup.engines.openai.engine:build",
-    "transformers": "trueup.engines.batching.engine:build",
+    "openai": "trueup.engines.openai.build:build",
+    "transformers": "trueup.engines.batching.build:build",
     "vllm": "trueup.engines.vllm.build:build",
 }
 """Name -> `module:factory`; nothing is imported before it is asked for."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from support.embedded import Publisher, logps, reference_logps, request, tiny
 from trueup.config import EngineConfig
-from trueup.engines.batching.engine import BatchingEngine, build
+from trueup.engines.batching.build import build
+from trueup.engines.batching.engine import BatchingEngine
 from trueup.errors import ConfigError, EngineFault, TransportFault
 from trueup.sync.digest import digest
 from trueup.types import FinishReason, KVState

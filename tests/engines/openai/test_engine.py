@@ -12,7 +12,8 @@ from support.embedded import request
 from support.openai_server import VOCABULARY, Behaviour, log_softmax, logits, serving
 from trueup.config import EngineConfig
 from trueup.engines.http import Address, JsonClient
-from trueup.engines.openai.engine import OpenAIEngine, build
+from trueup.engines.openai.build import build
+from trueup.engines.openai.engine import OpenAIEngine
 from trueup.engines.openai.semantics import LogprobMode
 from trueup.errors import CheckpointError, ConfigError, EngineFault
 from trueup.types import FinishReason, WeightManifest

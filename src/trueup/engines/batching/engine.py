@@ -12,19 +12,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from trueup.config import EngineConfig
 from trueup.engines.batching.batch import PAGE, Batch
 from trueup.engines.batching.turns import Turn
 from trueup.engines.embedded.parameters import verify
 from trueup.engines.requests import demand_sound
-from trueup.errors import ConfigError, EngineFault, TransportFault
-from trueup.models.load import load_model, state_tensors
+from trueup.errors import EngineFault, TransportFault
+from trueup.models.load import state_tensors
 from trueup.types import (
     Activity,
     Completion,
@@ -351,38 +349,3 @@ class BatchingEngine:
 def _pages(request: GenerateRequest) -> int:
     """Cache blocks that a turn fills by its end."""
     return -(-(len(request.prompt_ids) + request.sampling.max_tokens) // PAGE)
-
-
-def build(
-    config: EngineConfig,
-    *,
-    model: Path,
-    engine_id: str,
-    epoch: int,
-    fetch: Fetch,
-    digest: Digest,
-    paced: bool,
-) -> BatchingEngine:
-    """See `engines.table.Build`. Nothing of a prompt is reused, whatever `prefix_cache` says.
-
-    Raises:
-        ConfigError: A setting that this engine does not have.
-    """
-    for field, wrong, rule, value in (
-        ("engine.quantize", config.quantize != "none", "none", config.quantize),
-        ("engine.float32_head", config.float32_head, "false", True),
-        ("engine.url", bool(config.url), "empty: it runs in this process", config.url),
-        ("engine.kind", paced, "embedded, for a run on logical time", "transformers"),
-    ):
-        if wrong:
-            raise ConfigError(field=field, rule=f"{rule} (transformers)", value=value)
-    torch.set_num_threads(config.threads)
-    return BatchingEngine(
-        load_model(model, dtype=getattr(torch, config.dtype)),
-        engine_id=engine_id,
-        epoch=epoch,
-        slots=config.slots,
-        fetch=fetch,
-        digest=digest,
-        keep=config.kv_mode == "keep",
-    )
