@@ -166,7 +166,7 @@ class SyncConfig(Section):
 class EngineConfig(Section):
     """What samples."""
 
-    kind: Literal["embedded", "vllm", "openai", "transformers", "llamacpp"] = "embedded"
+    kind: Literal["embedded", "vllm", "openai", "transformers"] = "embedded"
     """`embedded` needs nothing else; the others are described in docs/engines.md."""
     count: int = Field(1, ge=1)
     """Engine processes."""
