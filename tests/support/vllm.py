@@ -23,6 +23,8 @@ from trueup.types import WeightManifest
 
 ASKED_FOR = "TRUEUP_TEST_VLLM"
 SHAPE = {
+    # Small, but not so fast that turns are over before an update comes.
+    "num_hidden_layers": 8,
     # The smallest that vLLM's attention on a CPU takes; a head tied to the embedding.
     "hidden_size": 64,
     "num_attention_heads": 2,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "TRUEUP_VLLM_TOKEN"
 """Environment variable with the bearer token of a server started elsewhere."""
 
+_FRONT = ("--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+"""What the HTTP server is asked for beside its engine: how much of a prompt was cached."""
+
 
 def build(
     config: EngineConfig,
@@ -68,7 +71,8 @@ def start(config: EngineConfig, model: Path) -> Server:
         from trueup.engines.vllm import int8
 
         model = int8.described(model, directory / "model")
-    server = Server(arguments(config, model), threads=config.threads, directory=directory)
+    given = [*arguments(config, model), *_FRONT]
+    server = Server(given, threads=config.threads, directory=directory)
     server.wait()
     return server
 
@@ -96,7 +100,7 @@ def refuse(config: EngineConfig, *, paced: bool) -> None:
 
 
 def arguments(config: EngineConfig, model: Path) -> list[str]:
-    """Of vLLM's API server: what a behaviour policy needs, and nothing that compiles or guesses."""
+    """Of vLLM's engine: what a behaviour policy needs, and nothing that compiles or guesses."""
     given = [
         *("--model", str(model), "--load-format", "dummy", "--dtype", config.dtype),
         *("--max-num-seqs", str(config.slots), "--max-model-len", "auto"),
@@ -104,8 +108,7 @@ def arguments(config: EngineConfig, model: Path) -> list[str]:
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", wire.EXTENSION, "--logits-processors", wire.PROCESSOR),
         *("--weight-transfer-config", f'{{"backend": "{wire.BACKEND}"}}'),
-        *("--tokens-only", "--enable-prompt-tokens-details", "--enforce-eager"),
-        *("--disable-uvicorn-access-log", "--generation-config", "vllm"),
+        *("--tokens-only", "--enforce-eager", "--generation-config", "vllm"),
     ]
     if not config.prefix_cache:
         given.append("--no-enable-prefix-caching")

@@ -43,7 +43,7 @@ from trueup.types import (
 
 PauseMode = Literal["keep", "wait", "abort"]
 
-_STAGED_POLL_S = 0.02
+_STAGED_POLL_S = 0.005
 _CLOSE_S = 5.0
 """For aborted turns to come back."""
 _LEAST_TEMPERATURE = 0.01

@@ -84,7 +84,7 @@ class Server:
         command = [str(interpreter()), "-m", "trueup.engines.vllm.launch"]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, "--uds", str(self.socket), *arguments],
+                [*command, str(self.directory), "--uds", str(self.socket), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
