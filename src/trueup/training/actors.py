@@ -29,7 +29,7 @@ from trueup.training.rollout import Rollout
 from trueup.training.wire import Client, Service, serve
 from trueup.types import GenerateRequest, LoadReceipt, WeightManifest
 
-_CONNECT_S = 120.0
+_CONNECT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from trueup.training.remote import (
 )
 from trueup.training.wire import Client
 
-_READY_S = 120.0
+_READY_S = 300.0
 _CLOSE_S = 3.0
 """For all processes together to end by themselves."""
 
