@@ -80,3 +80,18 @@ def test_a_fault_fails_nothing_that_it_does_not_touch(model: Path) -> None:
     with opened(planting("label_off_by_one", seed=0), model) as bench:
         for name in ("ids_and_logprobs", "sampled_as_told", "at_the_floor", "push_arrives_whole"):
             assert bench.run(CHECK[name]).ok
+
+
+def test_every_check_and_fault_is_documented_with_what_finds_it() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "checking-engines.md").read_text("utf-8")
+    rows = {
+        line.split("|")[1].strip(): line.replace("\\|", "|")
+        for line in page.splitlines()
+        if line.startswith("| `")
+    }
+    for check in CHECKS:
+        row = rows[f"`{check.name}`"]
+        assert f"| {check.expected} | {check.usually} | {check.false_alarm} |" in row
+    for name, fault in FAULTS.items():
+        row = rows[f"`{name}`"]
+        assert f"| {fault.meaning} | {fault.seen} | {fault.planted} | `{FOUND_BY[name]}` |" in row

@@ -9,6 +9,9 @@ from typing import Any
 
 from trueup.errors import CheckpointError
 
+_CHANGED = ("config.json", "model.safetensors", "MANIFEST.json")
+"""Files that are written anew, and the list of digests that would no longer be right."""
+
 
 def untied(model: Path, target: Path) -> Path:
     """Copy a Hugging Face directory with a tied head as one whose head is separate and equal.
@@ -39,9 +42,9 @@ def untied(model: Path, target: Path) -> Path:
     if len(embeddings) != 1:
         raise CheckpointError(field=str(weights), rule="with one embedding", value=embeddings)
     target.mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        if (model / name).exists():
-            shutil.copyfile(model / name, target / name)
+    for file in model.iterdir():
+        if file.is_file() and file.name not in _CHANGED:
+            shutil.copyfile(file, target / file.name)
     changed = {**config, "tie_word_embeddings": False}
     (target / "config.json").write_text(json.dumps(changed, indent=2), "utf-8")
     head = {"lm_head.weight": tensors[embeddings[0]].clone()}
