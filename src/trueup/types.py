@@ -150,6 +150,20 @@ class Completion:
     t_end: float
     replay: Replay | None = None
     """Decisions of the engine that a trainer can repeat, where it returns them."""
+    rescored: tuple[Rescored, ...] = ()
+    """What versions that arrived while it was sampled think of the tokens before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """Log-probs that recomputing a cache gave by the way: staleness in the engine's arithmetic."""
+
+    version: int
+    """What computed the cache again."""
+    start: int
+    """First of its action tokens, counted within the completion or the segment that holds it."""
+    logps: array[float]
+    """Of every action token from `start` to where the version took over (`array('f')`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +308,8 @@ class Segment:
     """Cover the n action tokens."""
     parent: int = -1
     """Index of the segment it branched from; -1 for the root."""
+    rescored: tuple[Rescored, ...] = ()
+    """What later versions think of the tokens before them, where the engine told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -604,3 +604,22 @@ def test_quantised_memory_is_attested_as_the_version_it_was_made_of() -> None:
     layer = core._network._bound.layers[1].down
     layer._scales[3] *= 1.5
     assert core.attest() != manifest.digest
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_recomputing_a_cache_scores_the_tokens_before_under_the_new_weights(kind: str) -> None:
+    publisher, new = Publisher(), tiny(kind, seed=1)
+    core = publisher.serving(tiny(kind))
+    prompt = [1, 2, 3]
+    core.submit(request("a", prompt, 10, temperature=0.7))
+    core.submit(request("b", prompt, 10, key=(1,)))
+    for _ in range(4):
+        core.step()
+    load(core, publisher.publish(new))
+    ended = finish(core)
+    for name, temperature in (("a", 0.7), ("b", 1.0)):
+        said = ended[name]
+        (again,) = said.rescored
+        assert (again.version, again.start, len(again.logps)) == (2, 0, 4)
+        expected = reference_logps(new, prompt, said.token_ids, temperature)[:4]
+        assert_close(torch.tensor(list(again.logps), dtype=torch.float64), expected)

@@ -36,8 +36,8 @@ def bound(model: object, slots: int = 6, head: torch.dtype | None = None) -> Net
     return network
 
 
-def batch(rows: dict[int, tuple[int, list[int]]]) -> Batch:
-    """Slot -> (cached, new ids), in the order that kinds ask for."""
+def batch(rows: dict[int, tuple[int, list[int]]], known: dict[int, int] | None = None) -> Batch:
+    """Slot -> (cached, new ids), in the order that kinds ask for; slot -> known among them."""
     slots = np.array(sorted(rows))
     cached = np.array([rows[s][0] for s in slots])
     counts = np.array([len(rows[s][1]) for s in slots])
@@ -47,6 +47,7 @@ def batch(rows: dict[int, tuple[int, list[int]]]) -> Batch:
         cached=cached[order],
         counts=counts[order],
         tokens=np.concatenate([rows[s][1] for s in slots[order]]),
+        known=np.array([(known or {}).get(s, 0) for s in slots[order]]),
     )
 
 
@@ -163,3 +164,32 @@ def test_a_float32_head_does_not_round_the_logits(kind: str) -> None:
     assert torch.equal(rounded, rounded.bfloat16().float())
     assert not torch.equal(exact, exact.bfloat16().float())
     torch.testing.assert_close(exact, rounded, atol=0.05, rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["llama-gqa-tied-bias", "qwen3", "gpt_neox"])
+def test_known_tokens_of_a_recomputed_row_are_predicted_by_the_way(kind: str) -> None:
+    model = tiny(kind)
+    network = bound(model)
+    rng = np.random.default_rng(2)
+    known = {0: 3, 2: 9}
+    ids = {slot: rng.integers(0, VOCABULARY, n).tolist() for slot, n in {0: 8, 1: 5, 2: 30}.items()}
+    made = batch({slot: (0, tokens) for slot, tokens in ids.items()}, known)
+    last = network.forward(made)
+    states = network.states()
+    assert states is not None
+    behind = network.logits(states).split([known.get(slot, 0) for slot in made.slots.tolist()])
+    for row, slot in enumerate(made.slots.tolist()):
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([ids[slot]])).logits[0]
+        torch.testing.assert_close(last[row], expected[-1], atol=2e-5, rtol=0)
+        wanted = expected[len(expected) - 1 - known.get(slot, 0) : -1]
+        torch.testing.assert_close(behind[row], wanted, atol=2e-5, rtol=0)
+    network.forward(batch({1: (5, [3])}))
+    assert network.states() is None
+
+
+def test_known_tokens_are_the_last_new_ones_of_their_rows() -> None:
+    made = batch({0: (0, [5, 6, 7, 8]), 1: (0, [1, 2, 3, 4, 5]), 2: (0, [9])}, {0: 2, 1: 1})
+    assert made.tokens.tolist() == [9, 5, 6, 7, 8, 1, 2, 3, 4, 5]
+    assert made.tokens[made.known_index()].tolist() == [7, 8, 5]
+    assert [part.known.tolist() for part in made.split(5)] == [[0, 2], [1]]

@@ -29,7 +29,7 @@ from trueup.engines.embedded.weights import Digest, DoubleBuffer, Fetch
 from trueup.errors import EngineFault
 from trueup.models.load import load_model, state_tensors
 from trueup.models.quantization.schemes import scheme
-from trueup.types import Completion, FinishReason, GenerateRequest, WeightManifest
+from trueup.types import Completion, FinishReason, GenerateRequest, Rescored, WeightManifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _BATCH_TOKENS = 8192
 """Most tokens of one forward; bounds its activations, not what a step can hold."""
+
+_RESCORED = 256
+"""Positions whose logits exist at once where known tokens are scored again."""
 
 _SHARED_FROM = 32
 """Length from which a prompt is copied from a session that has it; a shorter one is computed in
@@ -171,7 +174,7 @@ class EmbeddedCore:
             return []
         batch = self._table.batch()
         decoding = (batch.counts == 1) & (self._table.filled > self._table.start)[batch.slots]
-        tokens, logps = self._sample(self._logits(batch), batch)
+        tokens, logps = self._sample(self._logits(batch), batch.slots)
         finite = np.isfinite(logps) | (self._table.forcing[batch.slots] & ~np.isnan(logps))
         stopped, full = self._table.append(batch.slots, tokens, logps)
         end = time.monotonic()
@@ -338,7 +341,7 @@ class EmbeddedCore:
         return self._network.copy(lender.slot, session.slot, known) if known else 0
 
     def _logits(self, batch: Batch) -> Tensor:
-        """[R, V]; what the forward records goes to the slots."""
+        """[R, V]; what else the forward gives goes to the slots and turns."""
         whole = len(batch.tokens) <= _BATCH_TOKENS
         logits = []
         for part in [batch] if whole else batch.split(_BATCH_TOKENS):
@@ -347,30 +350,67 @@ class EmbeddedCore:
             if scales is not None:
                 rows = scales.expand(len(part.slots), -1)
                 self._table.note_scales(part.slots, rows.numpy())
+            states = self._network.states()
+            if states is not None:
+                self._rescore(part, states)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @torch.inference_mode()
+    def _rescore(self, batch: Batch, states: Tensor) -> None:
+        """Keep what the weights that computed a cache again think of the tokens sampled before."""
+        slots = np.repeat(batch.slots, batch.known)
+        given = batch.tokens[batch.known_index()]
+        parts = []
+        for first in range(0, len(slots), _RESCORED):
+            here = slice(first, first + _RESCORED)
+            logits = self._network.logits(states[here])
+            noise = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+            parts.append(
+                sample(logits, noise, *self._truncation(slots[here]), self._tensor(given[here]))[1]
+            )
+        logps = torch.cat(parts).float().cpu().numpy()
+        for slot, found in zip(
+            batch.slots.tolist(), np.split(logps, np.cumsum(batch.known)[:-1]), strict=True
+        ):
+            turn = self._by_slot[slot].turn
+            if len(found) and turn is not None:
+                turn.rescored.append(
+                    Rescored(version=self.version, start=0, logps=array("f", found.tobytes()))
+                )
+
+    @torch.inference_mode()
     def _sample(
-        self, logits: Tensor, batch: Batch
+        self, logits: Tensor, slots: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        table, slots = self._table, batch.slots
-        top_k, top_p = table.top_k[slots], table.top_p[slots]
-        warm = (table.temperature[slots] != 1).any()
-        temperature = self._tensor(table.temperature[slots]) if warm else None
-        truncated = bool((top_k > 0).any() or (top_p < 1).any())
+        """[R] the next token of each slot, and its log-prob."""
+        table = self._table
+        temperature, top_k, top_p = self._truncation(slots)
         forced = table.forced(slots)
         tokens, logps = sample(
             logits,
             self._tensor(table.noise(slots)),
             temperature,
-            self._tensor(top_k) if truncated else None,
-            self._tensor(top_p) if truncated else None,
+            top_k,
+            top_p,
             None if forced is None else self._tensor(forced),
         )
-        if truncated:
+        if top_p is not None:
             mass = kept_mass(logits, tokens, logps, temperature)
             table.note_kept_mass(slots, mass.cpu().numpy())
         return tokens.cpu().numpy(), logps.cpu().numpy()
+
+    def _truncation(
+        self, slots: NDArray[np.int64]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Temperature, top_k and top_p as `sample` takes them."""
+        table = self._table
+        temperature, top_k, top_p = table.temperature[slots], table.top_k[slots], table.top_p[slots]
+        truncated = bool((top_k > 0).any() or (top_p < 1).any())
+        return (
+            self._tensor(temperature) if (temperature != 1).any() else None,
+            self._tensor(top_k) if truncated else None,
+            self._tensor(top_p) if truncated else None,
+        )
 
     def _complete(self, session: Session, finish: FinishReason, now: float) -> Completion:
         turn = session.turn
@@ -393,6 +433,7 @@ class EmbeddedCore:
             t_start=turn.t_start,
             t_end=now,
             replay=replay,
+            rescored=tuple(turn.rescored),
         )
 
     @staticmethod

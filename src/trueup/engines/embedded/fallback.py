@@ -33,6 +33,7 @@ class ModuleNetwork:
         self._module = module.to(device).train(False)
         self._device = device
         self._caches: list[Any] = [None] * slots
+        self._states: Tensor | None = None
         self._cache_argument = cache_argument(self._module)
 
     def prepare(self, parameters: Parameters) -> Parameters:
@@ -78,20 +79,32 @@ class ModuleNetwork:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
         """See `network.Network.forward`."""
-        logits = []
+        last, behind = [], []
         pieces = np.split(batch.tokens, np.cumsum(batch.counts)[:-1])
-        for slot, cached, tokens in zip(batch.slots, batch.cached, pieces, strict=True):
+        rows = zip(batch.slots, batch.cached, batch.known, pieces, strict=True)
+        for slot, cached, known, tokens in rows:
             ids = torch.from_numpy(tokens)[None].to(self._device)
-            logits.append(self._extend(int(slot), int(cached), ids))
-        return torch.stack(logits).float()
+            logits = self._extend(int(slot), int(cached), ids)
+            last.append(logits[-1])
+            behind.append(logits[len(logits) - 1 - known : -1])
+        self._states = torch.cat(behind) if batch.known.any() else None
+        return torch.stack(last).float()
+
+    def states(self) -> Tensor | None:
+        """See `network.Network.states`; a module gives its logits at once."""
+        return self._states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `network.Network.logits`."""
+        return states.float()
 
     def _extend(self, slot: int, cached: int, ids: Tensor) -> Tensor:
-        """[V] logits behind the last of the new ids."""
+        """[n, V] logits behind the new ids."""
         from transformers import DynamicCache
 
         if not cached:
             self._caches[slot] = DynamicCache(config=self._module.config)
         cache = self._caches[slot]
         output = self._module(input_ids=ids, use_cache=True, **{self._cache_argument: cache})
-        last: Tensor = output.logits[0, -1]
-        return last
+        logits: Tensor = output.logits[0]
+        return logits

@@ -110,6 +110,7 @@ class SlimNetwork:
             dtype=model.dtype,
         )
         self._bound: _Bound | None = None
+        self._states: Tensor | None = None
 
     @staticmethod
     def serves(config: Any) -> bool:
@@ -191,7 +192,18 @@ class SlimNetwork:
             gate, up = layer.gate_up(self._rms(x, layer.norm_mlp)).chunk(2, -1)
             x = layer.down.add(x, F.silu(gate).mul_(up))
         normed = self._rms(x, bound.norm)
-        return bound.head(normed.to(self._arithmetic.head_dtype)).float()
+        self._states = None if plan.known is None else normed.index_select(0, plan.known)
+        return self.logits(normed if plan.outputs is None else normed.index_select(0, plan.outputs))
+
+    def states(self) -> Tensor | None:
+        """See `network.Network.states`."""
+        return self._states
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Tensor:
+        """See `network.Network.logits`."""
+        assert self._bound is not None, "bind comes before forward"
+        return self._bound.head(states.to(self._arithmetic.head_dtype)).float()
 
     def scales(self) -> Tensor | None:
         """See `network.Network.scales`."""

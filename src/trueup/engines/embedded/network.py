@@ -4,7 +4,7 @@ A step of continuous batching is one ragged batch: every row brings the tokens o
 have no keys and values yet (one while it decodes, many when it joins or after a swap), and gets the
 logits behind the last of them. Decoding, prefill and recomputing are therefore one operation.
 
-R: rows of a step, M: new tokens of all rows, V: vocabulary.
+R: rows of a step, M: new tokens of all rows, P: known tokens of all rows, V: vocabulary.
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ class Batch:
     """[R] new tokens of each row, at least 1."""
     tokens: NDArray[np.int64]
     """[M] new token ids, row after row."""
+    known: NDArray[np.int64]
+    """[R] how many of a row's last new tokens had been sampled before: recomputing can score them
+    again. 0 for a row that is not recomputed."""
+
+    def known_index(self) -> NDArray[np.int64]:
+        """[P] packed indices of the tokens that were sampled before, row after row."""
+        ends = np.cumsum(self.counts)
+        starts = np.repeat(ends - self.known, self.known)
+        within = np.arange(len(starts)) - np.repeat(np.cumsum(self.known) - self.known, self.known)
+        index: NDArray[np.int64] = starts + within
+        return index
 
     @property
     def singles(self) -> int:
@@ -53,6 +64,7 @@ class Batch:
                 cached=self.cached[begin:end],
                 counts=self.counts[begin:end],
                 tokens=self.tokens[first : ends[end - 1]],
+                known=self.known[begin:end],
             )
             begin = end
 
@@ -106,6 +118,14 @@ class Network(Protocol[P]):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the new tokens, extend the cache by them, return [R, V] logits in float32."""
+        ...
+
+    def states(self) -> Tensor | None:
+        """[P, H] what `logits` turns into predictions of the known tokens of the last forward."""
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, V] float32 behind some of `states`."""
         ...
 
     def scales(self) -> Tensor | None:

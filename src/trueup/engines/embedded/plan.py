@@ -93,7 +93,11 @@ class Plan:
     singles: Singles | None
     several: list[Several]
     last: Last | None
-    """None if every row has one token."""
+    """None if every row has one token, or more than the last ones are wanted."""
+    outputs: Tensor | None
+    """[R] packed index of each row's last token, where `last` has not left the others out."""
+    known: Tensor | None
+    """[P] packed indices behind which tokens are known; None if there is none."""
 
 
 class Planner:
@@ -132,19 +136,24 @@ class Planner:
         filled = batch.cached + batch.counts
         self._cache.reserve(int(filled.max()))
         singles = batch.singles
+        outputs = known = last = None
         if singles == len(batch.slots):
-            slots, at, last = batch.slots, batch.cached, None
+            slots, at = batch.slots, batch.cached
         else:
             slots = np.repeat(batch.slots, batch.counts)
             first = np.cumsum(batch.counts) - batch.counts
             at = np.arange(len(batch.tokens)) + np.repeat(batch.cached - first, batch.counts)
-            ends = self._tensor(filled - 1)
-            last = Last(
-                index=self._tensor(first + batch.counts - 1),
-                cos=self._cos.index_select(0, ends),
-                sin=self._sin.index_select(0, ends),
-                queries=self._queries(batch.slots, filled),
-            )
+            index = self._tensor(first + batch.counts - 1)
+            if batch.known.any():
+                outputs, known = index, self._tensor(batch.known_index() - 1)
+            else:
+                ends = self._tensor(filled - 1)
+                last = Last(
+                    index=index,
+                    cos=self._cos.index_select(0, ends),
+                    sin=self._sin.index_select(0, ends),
+                    queries=self._queries(batch.slots, filled),
+                )
         positions = self._tensor(at)
         return Plan(
             tokens=self._tensor(batch.tokens),
@@ -154,6 +163,8 @@ class Planner:
             singles=self._queries(batch.slots[:singles], filled[:singles]) if singles else None,
             several=self._several(batch),
             last=last,
+            outputs=outputs,
+            known=known,
         )
 
     def _queries(self, slots: NDArray[np.int64], filled: NDArray[np.int64]) -> Singles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trueup.types import GenerateRequest, KVState, Span
+from trueup.types import GenerateRequest, KVState, Rescored, Span
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class Turn:
     tokens_recomputed: int = 0
     marks: list[tuple[int, int, KVState, tuple[int, ...]]] = field(default_factory=list)
     """(first token, version, KV state, versions of the cache) of each run of one provenance."""
+    rescored: list[Rescored] = field(default_factory=list)
 
     def mark(self, at: int, session: Session) -> None:
         """From token `at` on the session is as it is now; a mark without a token is replaced."""

@@ -106,7 +106,10 @@ class SlotTable:
             tokens = self._ids[rows, at]
         else:
             tokens = self._ids[slots, self.cached[slots]]
-        return Batch(slots=slots, cached=self.cached[slots], counts=counts, tokens=tokens)
+        known = np.minimum(self.filled - self.start, self.filled - self.cached - 1)[slots]
+        return Batch(
+            slots=slots, cached=self.cached[slots], counts=counts, tokens=tokens, known=known
+        )
 
     def noise(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """[R] uniform for the next token of each slot."""
