@@ -8,7 +8,7 @@ cache; a load then waits until no turn is in progress, because one version must 
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from random import Random
 
@@ -31,7 +31,7 @@ _TEMPERATURES = (0.7, 1.4)
 _TOP_P = 0.9
 
 
-class RescoredSampling(LyingEngine):
+class RescoredSampling(LyingEngine, ABC):
     """Samples by one setting, returns log-probs by another, and tells the one that was asked."""
 
     def __init__(self, inner: Engine, *, seed: int, forge: Forge) -> None:

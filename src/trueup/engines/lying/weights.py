@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -40,7 +41,7 @@ _INTO_RESIDUAL = re.compile(
 """What a block adds to the residual stream is linear in these: zeroed, the block does nothing."""
 
 
-class AlteredWeights(LyingEngine):
+class AlteredWeights(LyingEngine, ABC):
     """Loads a version with some tensors replaced, and attests the whole one."""
 
     def __init__(self, inner: Engine, *, seed: int, forge: Forge) -> None:
@@ -59,11 +60,11 @@ class AlteredWeights(LyingEngine):
             self._before = tensors
             return replace(receipt, digest=manifest.digest)
 
+    @abstractmethod
     def _altered(
         self, tensors: Mapping[str, Tensor], before: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """The tensors that differ from the version's; `before` is empty at the first load."""
-        raise NotImplementedError
 
 
 class StaleHead(AlteredWeights):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -55,16 +56,20 @@ async def open_subject(options: Options, directory: Path) -> Subject:
     scorer = Scorer(model) if any(model.glob("*.safetensors")) else None
     publisher = Publisher(base=scorer.base if scorer else {}, precision=options.precision)
     engine = _build(options, model, publisher)
-    info = await engine.info()
-    if info.loads and scorer is not None:
-        await engine.load(publisher.first())
+    async with AsyncExitStack() as unless_it_serves:
+        unless_it_serves.push_async_callback(engine.close)
+        loads = (await engine.info()).loads and scorer is not None
+        if loads:
+            await engine.load(publisher.first())
+        info = await engine.info()
+        unless_it_serves.pop_all()
     return Subject(
         engine=engine,
-        info=await engine.info(),
+        info=info,
         vocabulary=int(config["vocab_size"]),
         stop_id=_stop_id(config),
         scorer=scorer,
-        publisher=publisher if info.loads and scorer is not None else None,
+        publisher=publisher if loads else None,
     )
 
 
