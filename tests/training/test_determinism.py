@@ -129,6 +129,13 @@ def test_lags_are_the_distance_from_the_version_that_sampled(run: RunDirectory) 
         assert min(row["lag_in_queue"]) >= 0
 
 
+def test_recomputed_caches_say_how_far_updates_moved_the_policy(run: RunDirectory) -> None:
+    moved = [metric for (_, name), metric in metrics(run).items() if name == "gap/abs_rescored"]
+    assert sum(metric.count for metric in moved) > 0
+    # An update at this learning rate moves a log-prob by tenths of a nat at most, and moves it.
+    assert all(0 < metric.sum / metric.count < 1 for metric in moved)
+
+
 def test_a_kept_cache_is_told_apart_from_staleness_and_engine(runs: Runs) -> None:
     run = runs.finished("kept-cache", *_ASYNCHRONOUS, "engine.kv_mode=keep")
     assert audit(run) == []

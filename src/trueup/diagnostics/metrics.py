@@ -82,6 +82,13 @@ _SPECS = (
     MetricSpec("gap/staleness", "nats", "mean", "log π_old − log π_v of the scored tokens"),
     MetricSpec("gap/abs_staleness", "nats", "mean", "|log π_old − log π_v| of the scored tokens"),
     MetricSpec(
+        "gap/abs_rescored",
+        "nats",
+        "mean",
+        "|log μ_v' − log μ| of tokens whose cache a later version v' computed again: staleness in "
+        "the engine's own arithmetic",
+    ),
+    MetricSpec(
         "gap/cache",
         "nats",
         "mean",

@@ -29,6 +29,7 @@ from trueup.types import (
     FailureKind,
     FinishReason,
     GenerateRequest,
+    Rescored,
     SamplingParams,
     Segment,
     Span,
@@ -200,6 +201,7 @@ class _Record:
         self._action, self._turn = array("b"), array("i")
         self._logps = array("f")
         self._spans: list[Span] = []
+        self._rescored: list[Rescored] = []
         self._turns: list[Turn] = []
         self._counters: Counter[str] = Counter()
         self._t_submit = self._t_turn = now()
@@ -222,6 +224,9 @@ class _Record:
             self._t_start = completion.t_start
         self._append(completion.token_ids, action=True)
         self._logps.extend(completion.logps)
+        self._rescored.extend(
+            replace(again, start=again.start + start) for again in completion.rescored
+        )
         self._spans.extend(
             replace(span, start=span.start + start, stop=span.stop + start)
             for span in completion.spans
@@ -264,6 +269,7 @@ class _Record:
             turn=self._turn,
             logp_behaviour=self._logps,
             spans=_joined(self._spans),
+            rescored=tuple(self._rescored),
         )
         return Episode(
             id=spec.id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from trueup.config import Config
 from trueup.corrections.table import find
@@ -20,12 +21,28 @@ from trueup.training.version_scores import VersionScores
 
 def batch_metrics(batch: StepBatch, gap: PolicyGap) -> dict[str, Metric]:
     """Of the episodes themselves."""
+    moved = _moved_by_updates(batch)
     reads = [episode.counters.get("reads", 0) for episode in batch.episodes]
     return {
         "episode/reward": metric_of(gap.reward),
         "episode/tokens": metric_of(batch.packed.action_offsets.diff().float()),
         "episode/reads": metric_of(torch.tensor(reads, dtype=torch.float32)),
+        **metrics_of({"gap/abs_rescored": moved.abs()}),
     }
+
+
+def _moved_by_updates(batch: StepBatch) -> Tensor:
+    """[n] log-prob under a later version minus that when sampled, both by the engine.
+
+    Where a cache was computed again, the forward scored the tokens before it by the way: staleness
+    in the engine's own arithmetic, without a second scorer's noise.
+    """
+    differences = [torch.zeros(0)]
+    for segment in (segment for episode in batch.episodes for segment in episode.segments):
+        for again in segment.rescored:
+            then = segment.logp_behaviour[again.start : again.start + len(again.logps)]
+            differences.append(torch.tensor(again.logps) - torch.tensor(then))
+    return torch.cat(differences)
 
 
 def attribution_metrics(gap: PolicyGap, scores: VersionScores) -> dict[str, Metric]:
