@@ -263,6 +263,20 @@ def test_a_foreign_version_is_refused_before_the_batch_is_paused() -> None:
     play(script)
 
 
+def test_turns_that_end_before_their_first_token_have_no_span() -> None:
+    async def script(engine: BatchingEngine, _: Publisher) -> None:
+        running = asyncio.create_task(engine.generate(request("a", PROMPT, 200)))
+        queued = asyncio.create_task(engine.generate(request("b", PROMPT, 3)))
+        await asyncio.sleep(0)
+        for session in ("b", "a"):
+            await engine.release(session)
+        for said in (await queued, await running):
+            assert (said.finish, said.spans, list(said.token_ids)) == (FinishReason.ABORT, (), [])
+        assert (await queued).tokens_prefilled == 0
+
+    play(script, slots=1)
+
+
 def test_a_cancelled_caller_frees_its_place() -> None:
     async def script(engine: BatchingEngine, _: Publisher) -> None:
         task = asyncio.create_task(engine.generate(request("a", PROMPT, 200)))

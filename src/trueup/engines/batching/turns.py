@@ -65,7 +65,8 @@ class Turn:
     ) -> Completion:
         """What it has come to. Nothing of a prompt is reused, so all of it was computed."""
         request, sampling = self.request, self.request.sampling
-        stops = [start for start, *_ in self._marks[1:]] + [len(self.ids)]
+        bounds = [start for start, *_ in self._marks] + [len(self.ids)]
+        runs = zip(self._marks, bounds[1:], strict=True)
         return Completion(
             session=request.session,
             token_ids=self.ids,
@@ -84,7 +85,9 @@ class Turn:
                     top_p=sampling.top_p,
                     top_k=sampling.top_k,
                 )
-                for (start, version, kv, contexts), stop in zip(self._marks, stops, strict=True)
+                for (start, version, kv, contexts), stop in zip(
+                    self._marks, bounds[1:], strict=True
+                )
             ),
             finish=finish,
             tokens_prefilled=len(request.prompt_ids) if self.t_start else 0,
