@@ -8,11 +8,11 @@ answers is what the adapter watches while turns run (`weight_version` asks the e
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trueup.engines.vllm import wire
+from trueup.engines.vllm.facts import ServerFacts, facts_of
 from trueup.errors import ConfigError, EngineFault
 
 if TYPE_CHECKING:
@@ -20,26 +20,6 @@ if TYPE_CHECKING:
 
 UPDATE_S = 300.0
 """A call that waits for running turns or loads weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """What a server says of its own configuration."""
-
-    logprobs_mode: str
-    context: int
-    """Most tokens of prompt and completion together."""
-    slots: int
-    cache_block: int
-    """Tokens of a block, the unit in which a prefix is found again."""
-    prefix_cache: bool
-    dtype: str
-    quantization: str
-    """Empty: none."""
-    backend: str
-    """Weight transfer; empty: none."""
-    extension: str
-    processors: tuple[str, ...]
 
 
 class Client(Protocol):
@@ -108,7 +88,7 @@ class HttpClient:
         socket: str = "",
         token: str = "",
         why_ended: Callable[[], str] = lambda: "",
-        call_s: float = 30.0,
+        call_s: float = 60.0,
     ) -> None:
         """Connect when first needed."""
         try:
@@ -138,7 +118,8 @@ class HttpClient:
             ConfigError: It does not say: it was not started with VLLM_SERVER_DEV_MODE=1.
         """
         try:
-            answer = await self._get("/server_info?config_format=json")
+            # It looks around its machine for the answer, for seconds.
+            answer = await self._answer("GET", "/server_info?config_format=json", None, UPDATE_S)
         except EngineFault as fault:
             if fault.value != 404:
                 raise
@@ -241,25 +222,6 @@ class HttpClient:
         if not isinstance(answer, dict):
             raise EngineFault(field=name, rule="answered by a JSON object", value=type(answer))
         return answer
-
-
-def facts_of(config: Mapping[str, Any]) -> ServerFacts:
-    """Read what matters out of vLLM's own configuration, as JSON."""
-    model, cache = config["model_config"], config["cache_config"]
-    transfer: Mapping[str, Any] = config.get("weight_transfer_config") or {}
-    processors: Sequence[Any] = model.get("logits_processors") or ()
-    return ServerFacts(
-        logprobs_mode=str(model["logprobs_mode"]),
-        context=int(model["max_model_len"]),
-        slots=int(config["scheduler_config"]["max_num_seqs"]),
-        cache_block=int(cache["block_size"]),
-        prefix_cache=bool(cache["enable_prefix_caching"]),
-        dtype=str(model["dtype"]).removeprefix("torch."),
-        quantization=str(model.get("quantization") or ""),
-        backend=str(transfer.get("backend") or ""),
-        extension=str(config["parallel_config"].get("worker_extension_cls") or ""),
-        processors=tuple(str(processor) for processor in processors),
-    )
 
 
 def _complaint(response: httpx2.Response) -> str:

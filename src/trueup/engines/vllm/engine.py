@@ -15,35 +15,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from trueup.engines.requests import demand_sound
 from trueup.engines.vllm import wire
-from trueup.engines.vllm.client import Client, ServerFacts
+from trueup.engines.vllm.asking import body
+from trueup.engines.vllm.client import Client
+from trueup.engines.vllm.facts import ServerFacts, check_server
 from trueup.engines.vllm.reply import Reply, read
 from trueup.engines.vllm.turns import Session, provenance
-from trueup.errors import ConfigError, EngineFault, TransportFault, TrueupError, from_dict
+from trueup.engines.vllm.update import stage, swap
+from trueup.errors import EngineFault, TransportFault
 from trueup.types import (
     Activity,
     Completion,
     EngineInfo,
     GenerateRequest,
     LoadReceipt,
-    SamplingParams,
     Span,
     WeightManifest,
 )
 
 PauseMode = Literal["keep", "wait", "abort"]
 
-_STAGED_POLL_S = 0.005
 _CLOSE_S = 5.0
 """For aborted turns to come back."""
 _LEAST_TEMPERATURE = 0.01
@@ -150,8 +149,8 @@ class VllmEngine:
         session = self._sessions.setdefault(name, Session())
         sent_at = self._version
         turn_id = uuid.uuid4().hex
-        body = _body(turn_id, request, salt=self._salt)
-        turn = _Turn(turn_id, asyncio.create_task(self._ask(body)))
+        asked = body(turn_id, request, salt=self._salt)
+        turn = _Turn(turn_id, asyncio.create_task(self._ask(asked)))
         self._turns[name] = turn
         self._keep_watch()
         try:
@@ -186,9 +185,18 @@ class VllmEngine:
             self._demand_open()
             self._check_tensors(manifest)
             t_start = time.monotonic()
-            staged = await self._stage(manifest)
+            staged = await stage(self._client, manifest, self._options.quantize)
             t_staged = time.monotonic()
-            recomputed = await self._swap(manifest)
+            self._demand_open()
+            async with self._paused():
+                recomputed = await swap(
+                    self._client,
+                    manifest.version,
+                    running=[turn.id for turn in self._turns.values()],
+                    keep=self._options.kv_mode == "keep",
+                )
+                self._version = manifest.version
+                self._salt = f"{manifest.version}-{manifest.digest}"
             t_end = time.monotonic()
             return LoadReceipt(
                 engine=self._options.engine_id,
@@ -228,7 +236,7 @@ class VllmEngine:
             if self._facts is None:
                 self._demand_open()
                 facts = await self._client.facts()
-                check_server(facts, self._options)
+                check_server(facts, self._options.precision)
                 self._vocab_size = (await self._client.call("trueup_connect"))["vocab_size"]
                 self._facts = facts
             return self._facts
@@ -244,47 +252,6 @@ class VllmEngine:
     async def _abort(self, turn: _Turn) -> None:
         with contextlib.suppress(EngineFault):  # a server that is gone has no turn to end
             await self._client.abort(turn.id)
-
-    async def _stage(self, manifest: WeightManifest) -> Mapping[str, Any]:
-        """Have the workers read and verify a version; decoding goes on.
-
-        Raises:
-            TransportFault: It did not verify.
-        """
-        described = json.dumps(asdict(manifest))
-        await self._client.call("trueup_stage", described, self._options.quantize)
-        while True:
-            staged = await self._client.call("trueup_staged")
-            if error := staged.get("error"):
-                raise _as_transport_fault(from_dict(error))
-            if staged["digest"]:
-                break
-            await asyncio.sleep(_STAGED_POLL_S)
-        if staged["digest"] != manifest.digest:
-            raise TransportFault(
-                field=f"version {manifest.version}: digest",
-                rule=manifest.digest,
-                value=staged["digest"],
-            )
-        return staged
-
-    async def _swap(self, manifest: WeightManifest) -> int:
-        """Replace the weights while nothing is decoded; returns the tokens to compute again."""
-        version = manifest.version
-        async with self._paused():
-            await self._client.update(version)
-            recompute = self._options.kv_mode == "recompute"
-            again = 0
-            if recompute:
-                running = json.dumps([turn.id for turn in self._turns.values()])
-                again = int((await self._client.call("trueup_cached", running))["tokens"])
-            if not await self._client.reset_cache(running=recompute) and recompute:
-                raise EngineFault(field="vLLM prefix cache", rule="reset", value="still in use")
-            label = await self._client.weight_version()
-            if label != str(version):
-                raise EngineFault(field="vLLM weight version", rule=str(version), value=label)
-            self._version, self._salt = version, f"{version}-{manifest.digest}"
-        return again
 
     @contextlib.asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
@@ -417,60 +384,6 @@ class VllmEngine:
             raise EngineFault(
                 field=f"engine {self._options.engine_id}", rule="serving a version", value="empty"
             )
-
-
-def check_server(facts: ServerFacts, options: VllmOptions) -> None:
-    """Refuse a server whose answers would be no behaviour log-probs, or that cannot be updated.
-
-    Raises:
-        ConfigError: Its log-prob mode, extension, weight transfer, arithmetic or quantisation.
-    """
-    dtype, _, grid = options.precision.partition("+")
-    wanted = {
-        "--logprobs-mode": ("processed_logprobs", facts.logprobs_mode),
-        "--worker-extension-cls": (wire.EXTENSION, facts.extension),
-        "--weight-transfer-config backend": (wire.BACKEND, facts.backend),
-        "--dtype": (dtype, facts.dtype),
-        "quantization": (wire.QUANTIZATIONS[grid or "none"], facts.quantization),
-    }
-    for option, (expected, found) in wanted.items():
-        if found != expected:
-            raise ConfigError(field=f"vLLM {option}", rule=expected or "none", value=found)
-
-
-def _body(turn: str, request: GenerateRequest, *, salt: str) -> dict[str, Any]:
-    sampling = request.sampling
-    parameters: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": _seed(sampling),
-        "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": True,
-        "logprobs": 0,
-        "detokenize": False,
-    }
-    if request.forced_ids is not None:
-        parameters["extra_args"] = {wire.FORCED: list(request.forced_ids)}
-    return {
-        "request_id": turn,
-        "token_ids": list(request.prompt_ids),
-        "sampling_params": parameters,
-        "cache_salt": salt,
-    }
-
-
-def _seed(sampling: SamplingParams) -> int:
-    """63 bits of the key: equal keys seed equal noise."""
-    key = hashlib.blake2b(repr(tuple(sampling.key)).encode(), digest_size=8).digest()
-    return int.from_bytes(key, "little") >> 1
-
-
-def _as_transport_fault(error: TrueupError) -> TransportFault:
-    if isinstance(error, TransportFault):
-        return error
-    return TransportFault(error.message, field=error.field, rule=error.rule, value=error.value)
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:

@@ -21,7 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from trueup.engines.vllm.client import ServerFacts, facts_of
+from trueup.engines.vllm.facts import ServerFacts, facts_of
 
 
 class InProcessClient:

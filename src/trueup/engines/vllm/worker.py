@@ -32,6 +32,7 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 from trueup.engines.vllm import int8
 from trueup.engines.vllm.forcing import ForcingSampler
@@ -97,14 +98,18 @@ class StagedTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignor
             raise TransportFault(
                 field="update", rule="of the version that is staged", value=update_info.version
             )
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights(iter(staged.tensors.items()))
+        # Kernels are made for the default dtype, which outside vLLM's own loading is float32: its
+        # INT8 kernel would then write float32 into bfloat16.
+        with set_default_torch_dtype(self.model_config.dtype):
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(iter(staged.tensors.items()))
 
     def finish_weight_update(self) -> None:
         """Renew every copy that the kernels use."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.repacks:
-            repack_heads(self.model)
+        with set_default_torch_dtype(self.model_config.dtype):
+            finalize_layerwise_reload(self.model, self.model_config)
+            if self.repacks:
+                repack_heads(self.model)
 
     def shutdown(self) -> None:
         """Free a version that was staged and not loaded."""
