@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import statistics
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -116,7 +117,12 @@ def measure(
     for repeat in range(repeats):
         # Forwards and backwards in turn: a drift of the machine favours nobody.
         for kind, side in pairs if repeat % 2 == 0 else reversed(pairs):
-            rates[kind, side].append(sides[side].run(traffic[kind]).rate)
+            outcome = sides[side].run(traffic[kind])
+            rates[kind, side].append(outcome.rate)
+            print(
+                f"{repeat + 1}/{repeats} {kind} {side}: {outcome.rate:.0f} tokens/s",
+                file=sys.stderr,
+            )
         bounds.append(products.rate(20))
     return rates, bounds
 
