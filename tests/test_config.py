@@ -265,6 +265,22 @@ def test_derived_sizes_follow_their_definitions() -> None:
     assert config.staleness_bound == 2 + 5 + 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "published"),
+    [
+        ([], "float32"),
+        (["engine.dtype=bfloat16"], "bfloat16"),
+        (["engine.dtype=bfloat16", "engine.quantize=int8"], "float32"),
+        (["engine.dtype=bfloat16", "engine.quantize=int8", "engine.kind=vllm"], "bfloat16"),
+        (["engine.dtype=float32", "engine.quantize=fp8_row"], "float32"),
+    ],
+)
+def test_weights_travel_in_what_the_engine_holds_them_in(
+    overrides: list[str], published: str
+) -> None:
+    assert load("", overrides).published_dtype == published
+
+
 def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("TRUEUP_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path

@@ -55,7 +55,7 @@ def test_answers_are_those_of_arithmetic() -> None:
 
 def test_a_prompt_shows_the_form_of_an_answer() -> None:
     assert Problem(left=12, sign="-", right=5).prompt == (
-        "Q: What is 3 + 4?\nA: 3 + 4 = 7\nQ: What is 9 + 8?\nA: 9 + 8 = 17\nQ: What is 12 - 5?\nA:"
+        "Q: What is 9 + 8?\nA: 9 + 8 = 17\nQ: What is 12 - 5?\nA:"
     )
 
 

@@ -113,6 +113,19 @@ def test_gradients_are_those_of_the_naive_loss():
         torch.testing.assert_close(ours, naive, rtol=1e-5, atol=1e-6)
 
 
+def test_bfloat16_rounds_the_layers_but_neither_head_nor_weights():
+    model, batch = _sharp(build_tiny(VOCAB, seed=0)), _batch()
+    head = _RecordingHead(model.lm_head)
+    exact = action_logprobs(model, batch).logp
+    model.set_output_embeddings(head)
+    logp = action_logprobs(model, batch, dtype=torch.bfloat16).logp
+    assert head.dtypes == {torch.float32}
+    # bfloat16 has 8 bits: off by more than float32 would be, and by less than a few per cent
+    assert 1e-4 < (logp - exact).abs().max() < 0.2
+    logp.sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
 def test_entropy_is_that_of_the_tempered_softmax_and_carries_no_gradient():
     model, batch = _sharp(build_tiny(VOCAB, seed=0)).double(), _batch((4,))
     scores = action_logprobs(model, batch, temperature=0.7, entropy=True)
@@ -130,9 +143,11 @@ class _RecordingHead(nn.Module):
         super().__init__()
         self.head = head
         self.rows: list[int] = []
+        self.dtypes: set[torch.dtype] = set()
 
     def forward(self, states: Tensor) -> Tensor:
         self.rows.append(len(states))
+        self.dtypes.add(states.dtype)
         return self.head(states)
 
 

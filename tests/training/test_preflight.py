@@ -24,6 +24,11 @@ def test_bypass_with_a_correction_that_only_rejects_may_run(preset: str) -> None
     preflight.check(config.load("", [*BYPASS, f"correction.preset={preset}"]))
 
 
+def test_the_tiny_agent_is_refused_where_any_text_may_occur() -> None:
+    with pytest.raises(ConfigError, match=r"model\.path must be a language model where"):
+        preflight.check(config.load("", ["environment.kind=arithmetic"]))
+
+
 def test_a_model_of_no_known_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(CheckpointError, match=r"did you mean smollm2-135m\?"):
         preflight.check(config.load("", ["sandbox.kind=none", "model.path=smollm2"]))

@@ -29,9 +29,15 @@ def _one_thread():
 
 
 def trainer(
-    *, dtype: str = "float32", temperature: float = 1.0, seed: int = 0, keep: int = 1, **train: Any
+    *,
+    dtype: str = "float32",
+    arithmetic: str = "float32",
+    temperature: float = 1.0,
+    seed: int = 0,
+    keep: int = 1,
+    **train: Any,
 ) -> TorchTrainer:
-    settings = TrainConfig(**{"minibatches": 1, "lr": 1e-2, **train})
+    settings = TrainConfig(**{"minibatches": 1, "lr": 1e-2, "dtype": arithmetic, **train})
     return TorchTrainer(
         tiny(dtype=dtype), settings, temperature=temperature, seed=seed, keep_versions=keep
     )
@@ -90,6 +96,38 @@ def test_the_size_of_micro_batches_does_not_change_the_step():
     assert largest_change(start, results[0]) > 1e-3
     assert largest_change(results[0], results[1]) < 1e-6
     assert largest_change(results[0], results[2]) < 1e-6
+
+
+def test_bfloat16_takes_nearly_the_same_step_and_keeps_weights_in_float32():
+    start = copied(tiny())
+    steps = []
+    for dtype in ("float32", "bfloat16"):
+        pupil = trainer(dtype="float32", arithmetic=dtype, optimizer="adamw", lr=1e-3)
+        prepare(pupil).teach(pupil)
+        after = copied(pupil.model)
+        assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+        steps.append(torch.cat([(after[name] - start[name]).flatten() for name in start]))
+    assert 0.9 < torch.cosine_similarity(*steps, dim=0) < 1
+
+
+def test_without_versions_to_keep_nothing_is_copied_and_none_can_be_scored():
+    pupil = trainer(keep=0)
+    lesson = prepare(pupil)
+    assert lesson.teach(pupil).updates == 1
+    assert pupil.score(lesson.batch, 0) is None
+
+
+def test_scoring_an_earlier_version_leaves_the_current_one_in_place():
+    pupil = trainer(keep=1)
+    lesson = prepare(pupil)
+    lesson.teach(pupil)
+    places = {name: tensor.data_ptr() for name, tensor in pupil.export().items()}
+    now = pupil.score(lesson.batch)
+    earlier = pupil.score(lesson.batch, 0)
+    assert earlier is not None
+    assert torch.equal(earlier, lesson.gap.logp_target)
+    assert torch.equal(pupil.score(lesson.batch), now)
+    assert {name: tensor.data_ptr() for name, tensor in pupil.export().items()} == places
 
 
 def test_a_step_makes_what_was_good_likelier_and_what_was_bad_less_likely():

@@ -79,8 +79,8 @@ class Problem:
         return min(self.left, self.right), max(self.left, self.right)
 
 
-EXAMPLES = (Problem(left=3, sign="+", right=4), Problem(left=9, sign="+", right=8))
-"""Shown before every problem, so their operands are in no split."""
+EXAMPLES = (Problem(left=9, sign="+", right=8),)
+"""Shown, solved, before every problem, so their operands are in no split."""
 
 
 def problems(level: int) -> dict[Task, Problem]:

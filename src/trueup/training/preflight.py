@@ -35,7 +35,9 @@ def check(config: Config) -> World:
     world = _world(config)
     _check_correction(config.correction)
     _check_bypass(config)
-    if config.model.path != TINY_AGENT:
+    if config.model.path == TINY_AGENT:
+        _check_words(config, world)
+    else:
         model = catalog.find(config.model.path)
         if model is None:
             gguf.demand_package()
@@ -71,6 +73,16 @@ def check_resume(run: RunDirectory, config: Config) -> tuple[World, resume.Found
         )
     check_model(found.model, world)
     return world, found
+
+
+def _check_words(config: Config, world: World) -> None:
+    """The tiny agent is made of an environment's words, and there must be a list of them."""
+    if not world.vocabulary:
+        raise ConfigError(
+            field="model.path",
+            rule=f"a language model where environment.kind is {config.environment.kind}",
+            value=config.model.path,
+        )
 
 
 def _check_correction(chosen: CorrectionConfig) -> None:
