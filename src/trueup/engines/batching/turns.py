@@ -85,9 +85,7 @@ class Turn:
                     top_p=sampling.top_p,
                     top_k=sampling.top_k,
                 )
-                for (start, version, kv, contexts), stop in zip(
-                    self._marks, bounds[1:], strict=True
-                )
+                for (start, version, kv, contexts), stop in runs
             ),
             finish=finish,
             tokens_prefilled=len(request.prompt_ids) if self.t_start else 0,
