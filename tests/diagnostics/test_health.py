@@ -6,7 +6,7 @@ import torch
 
 from support.gaps import make_gap, ratio_gap
 from trueup.corrections.compose import correct
-from trueup.diagnostics.health import FLOORS, Limits, health, stationary
+from trueup.diagnostics.health import FLOORS, Limits, ceiling, health, stationary
 from trueup.diagnostics.metrics import METRICS, Metric
 
 NAN = math.nan
@@ -74,6 +74,17 @@ def of(mean, count=1.0):
     ("more", "kwargs", "name", "value", "rule"),
     [
         ({"gap/abs_engine": of(0.2)}, {"precision": "bfloat16"}, "floor", 0.2, "0.1 nats"),
+        ({"load/digest_differs": Metric.of(1.0)}, {}, "digest", 1.0, "0 of"),
+        ({"probe/excess": Metric.of(1.5)}, {}, "probe", 1.5, "<= 1"),
+        ({"probe/growth": Metric.of(1.5)}, {}, "probe_growth", 1.5, "<= 1"),
+        ({"probe/unknown": Metric.of(0.5)}, {}, "probe_known", 0.5, "0 of"),
+        (
+            {"grid/slope": of(0.02), "grid/se": of(0.03), "grid/size": of(0.2)},
+            {},
+            "grid",
+            0.02,
+            "slope of 0.5",
+        ),
         ({"weight/over_cap": of(0.06)}, {}, "over_cap", 0.06, "0.05"),
         ({"excluded/missing_version": of(0.001)}, {}, "missing_version", 0.001, "0 of"),
         ({"label/slope": of(1.0), "label/se": of(0.08)}, {}, "labels", 1.0, "of 0.08"),
@@ -131,6 +142,8 @@ def test_limits_can_be_moved():
 
 def test_floors_ascend_with_the_coarseness_of_the_precision():
     assert FLOORS["float32"] < FLOORS["bfloat16"] < FLOORS["fp8"]
+    assert ceiling("float32+bfloat16+int8") == FLOORS["int8"]
+    assert ceiling("tf32") is None
 
 
 def series(*means):
@@ -174,6 +187,13 @@ def test_every_verdict_has_its_metric():
         "label/se": of(0.1),
         "kept/shortest_quarter": of(1.0, 4),
         "kept/longest_quarter": of(1.0, 4),
+        "load/digest_differs": of(0.0),
+        "probe/excess": of(0.5),
+        "probe/growth": of(0.0),
+        "probe/unknown": of(0.0),
+        "grid/slope": of(1.0),
+        "grid/se": of(0.1),
+        "grid/size": of(1.0),
     }
     names = set(verdicts(everything, n_changed=1, precision="float32")) | {stationary([]).name}
     assert {f"health/{name}" for name in names} == {m for m in METRICS if m.startswith("health/")}

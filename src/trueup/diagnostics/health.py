@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from trueup.diagnostics import grid
 from trueup.diagnostics.labels import CERTAINTY, MAX_ERROR, TOLERANCE, labels_refuted
 from trueup.diagnostics.metrics import Metric
+from trueup.diagnostics.trend import trend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,26 @@ class Limits:
 
 LIMITS = Limits()
 
-FLOORS: Mapping[str, float] = {"float32": 0.01, "bfloat16": 0.1, "fp8": 0.5, "int8": 0.5}
+FLOORS: Mapping[str, float] = {
+    "float32": 0.01,
+    "bfloat16": 0.1,
+    **dict.fromkeys(("fp8", "fp8_row", "fp8_block", "mxfp8", "fp8_weight", "fp8_cast_all"), 0.5),
+    "int8": 0.5,
+    "int8_weight": 0.25,
+    **dict.fromkeys(("fp4", "int4"), 2.5),
+}
 """Largest mean |engine part| in nats that a precision explains: about 2.5 times what sound engines
-show (bfloat16 .03-.04; per-tensor dynamic FP8 and INT8 .2; float32 below .004)."""
+show (bfloat16 .03-.04; dynamic FP8 and INT8 .2; INT8 weights .08; INT4 1.1; float32 below .004)."""
+
+
+def ceiling(precision: str) -> float | None:
+    """The floor of an arithmetic such as `bfloat16+int8`: of its coarsest part; None if unknown."""
+    return max((FLOORS[part] for part in precision.split("+") if part in FLOORS), default=None)
+
 
 _NONE = Metric.of(0.0)
+_LEAST_SERIES = 5
+"""Steps before a trend is judged."""
 
 
 def health(
@@ -69,7 +86,7 @@ def health(
         corrects: A correction is configured, so that weights of exactly 1 are suspect.
         n_changed: Elements that the newest update changed in the engine's dtype; None if there was
             no update, or none that was meant to change anything.
-        precision: What the engine computes in, a key of `FLOORS`; None: its floor is not judged.
+        precision: What engine and trainer compute in (`ceiling`); None: the floor is not judged.
         limits: Where verdicts turn.
 
     Returns:
@@ -81,10 +98,11 @@ def health(
         verdicts += _correction(metrics, corrects, limits)
     if "excluded/missing_logp" in metrics:
         verdicts += _provenance(metrics, limits)
-    if "gap/abs_engine" in metrics and precision is not None and precision in FLOORS:
-        verdicts.append(_floor(metrics["gap/abs_engine"].mean, precision))
+    if "gap/abs_engine" in metrics and precision is not None:
+        verdicts += _floor(metrics["gap/abs_engine"].mean, precision)
     if "label/slope" in metrics and "label/se" in metrics:
         verdicts.append(_labels(metrics["label/slope"].mean, metrics["label/se"].mean))
+    verdicts += loads(metrics)
     if n_changed is not None:
         verdicts.append(
             Verdict(
@@ -99,6 +117,69 @@ def health(
     return tuple(verdicts)
 
 
+def loads(metrics: Mapping[str, Metric]) -> tuple[Verdict, ...]:
+    """Judge what engines loaded since the step before, and the probes of it.
+
+    Args:
+        metrics: `load/…` and `probe/…`, of one load or of several.
+    """
+    rules = (
+        (
+            "digest",
+            "load/digest_differs",
+            0.0,
+            "0 of the loads",
+            "an engine attests other weights than were published: an update that never arrived, or "
+            "arrived in part",
+        ),
+        (
+            "probe",
+            "probe/excess",
+            1.0,
+            "<= 1, mean |d| of a probe over the most that floor and precision allow",
+            "right after a load the engine is further from the trainer than when it was fresh: a "
+            "stale copy of a tensor (a tied LM head that was not repacked), a prefix cache that "
+            "outlived its weights, an update that arrived in part; from the first load on: "
+            "log-probs of another temperature, or a coarser arithmetic than claimed",
+        ),
+        (
+            "probe_growth",
+            "probe/growth",
+            1.0,
+            "<= 1, rise of the probes' mean |d| over the most that chance explains",
+            "nothing is learned and probes drift from the trainer: stale cache or sync bug",
+        ),
+        (
+            "probe_known",
+            "probe/unknown",
+            0.0,
+            "0 of a probe's tokens",
+            "probe tokens without a log-prob, or of a version that the trainer has not produced: "
+            "the engine's labels are not true",
+        ),
+    )
+    verdicts = [
+        Verdict(name=name, ok=found.max <= most, value=found.max, rule=rule, message=message)
+        for name, key, most, rule, message in rules
+        if (found := metrics.get(key)) is not None
+    ]
+    if "grid/slope" in metrics:
+        verdicts.append(_grid(*(metrics[f"grid/{part}"].mean for part in ("slope", "se", "size"))))
+    return tuple(verdicts)
+
+
+def _grid(slope: float, error: float, size: float) -> Verdict:
+    return Verdict(
+        name="grid",
+        ok=not grid.grid_refuted(slope, error, size),
+        value=slope,
+        rule=f"a slope of {grid.LEAST_SLOPE:g} within {grid.CERTAINTY:g} standard errors (of "
+        f"{error:.2g}), or an engine term of {grid.LEAST_SIZE:g} of the grid's (is {size:.2g})",
+        message="a quantisation that does nothing: the engine's log-probs know nothing of the grid "
+        "that it claims",
+    )
+
+
 def stationary(series: Sequence[Metric], *, limits: Limits = LIMITS) -> Verdict:
     """Judge the mismatch of steps in which nothing was learned (learning rate 0).
 
@@ -111,7 +192,8 @@ def stationary(series: Sequence[Metric], *, limits: Limits = LIMITS) -> Verdict:
         limits: Where the verdict turns.
     """
     means = [metric.mean for metric in series if metric.count]
-    slope, z = _trend(means)
+    slope, error = trend(means) if len(means) >= _LEAST_SERIES else (0.0, 0.0)
+    z = slope / max(error, 1e-12)
     level = sum(means) / len(means) if means else 0.0
     rise = slope * (len(means) - 1)
     return Verdict(
@@ -121,19 +203,6 @@ def stationary(series: Sequence[Metric], *, limits: Limits = LIMITS) -> Verdict:
         rule=f"a rise of mean |d| <= 10 % of its level, or within {limits.z:g} standard errors",
         message="nothing is learned and the mismatch grows: stale cache or sync bug",
     )
-
-
-def _trend(values: Sequence[float]) -> tuple[float, float]:
-    """Least-squares slope per step and slope / standard error; 0, 0 for fewer than five values."""
-    n = len(values)
-    if n < 5:
-        return 0.0, 0.0
-    middle, mean = (n - 1) / 2, sum(values) / n
-    spread = sum((i - middle) ** 2 for i in range(n))
-    slope = sum((i - middle) * (v - mean) for i, v in enumerate(values)) / spread
-    rest = sum((v - mean - slope * (i - middle)) ** 2 for i, v in enumerate(values))
-    error = math.sqrt(rest / (n - 2) / spread)
-    return slope, slope / max(error, 1e-12)
 
 
 def _distance(metrics: Mapping[str, Metric], limits: Limits) -> Iterator[Verdict]:
@@ -242,16 +311,17 @@ def _provenance(metrics: Mapping[str, Metric], limits: Limits) -> Iterator[Verdi
     )
 
 
-def _floor(size: float, precision: str) -> Verdict:
-    most = FLOORS[precision]
-    return Verdict(
-        name="floor",
-        ok=size <= most,
-        value=size,
-        rule=f"<= {most:g} nats for {precision}",
-        message="the engine is further from the trainer than its precision explains: another "
-        "temperature, kernel, cache or version than claimed",
-    )
+def _floor(size: float, precision: str) -> Iterator[Verdict]:
+    most = ceiling(precision)
+    if most is not None:
+        yield Verdict(
+            name="floor",
+            ok=size <= most,
+            value=size,
+            rule=f"<= {most:g} nats for {precision}",
+            message="the engine is further from the trainer than its precision explains: another "
+            "temperature, kernel, cache or version than claimed",
+        )
 
 
 def _labels(slope: float, error: float) -> Verdict:

@@ -80,7 +80,7 @@ def label_test(gap: PolicyGap, *, logp_before: Tensor) -> LabelTest:
         version = torch.full_like(gap.logp_target, torch.nan)
     used = gap.valid & torch.isfinite(version) & torch.isfinite(logp_before)
     own, before, behaviour = (x[used].double() for x in (version, logp_before, gap.logp_behaviour))
-    tokens, episodes, slope, error, update = _regress(
+    tokens, episodes, slope, error, update = regress(
         before - own, behaviour - own, gap.episode[used], gap.num_episodes
     ).tolist()
     return LabelTest(
@@ -93,8 +93,19 @@ def label_test(gap: PolicyGap, *, logp_before: Tensor) -> LabelTest:
     )
 
 
-def _regress(x: Tensor, y: Tensor, episode: Tensor, num_episodes: int) -> Tensor:
-    """Tokens, episodes, slope of y on x with intercept, its clustered error, and std of x."""
+def regress(x: Tensor, y: Tensor, episode: Tensor, num_episodes: int) -> Tensor:
+    """Regress y on x over tokens, in float64.
+
+    Args:
+        x: [N] float64.
+        y: [N] float64.
+        episode: [N] int64, the cluster of each token.
+        num_episodes: Clusters that there may be.
+
+    Returns:
+        Tokens, clusters with one, slope (with intercept), its standard error clustered by episode
+        (0 where it does not exist), and standard deviation of x.
+    """
     import torch
 
     count = max(len(x), 1)

@@ -112,6 +112,27 @@ _SPECS = (
     ),
     MetricSpec("label/slope", "1", "batch", "0: version labels are true; 1: one version too new"),
     MetricSpec("label/se", "1", "batch", "standard error of the slope, clustered by episode"),
+    MetricSpec(
+        "probe/abs_gap", "nats", "mean", "|log π_v − log μ| of a token decoded right after a load"
+    ),
+    MetricSpec(
+        "probe/excess", "1", "max", "mean |d| of a probe / the most that its engine's floor allows"
+    ),
+    MetricSpec(
+        "probe/growth", "1", "max", "at lr 0: rise of the probes' mean |d| / the most it may be"
+    ),
+    MetricSpec("probe/unknown", "1", "mean", "share of a probe without log μ or known version"),
+    MetricSpec("probe/cached", "1", "mean", "share of a second turn's context found in the cache"),
+    MetricSpec(
+        "grid/slope", "1", "batch", "0: a quantised engine does not compute on its grid; 1: it does"
+    ),
+    MetricSpec("grid/se", "1", "batch", "standard error of the slope, clustered by sequence"),
+    MetricSpec(
+        "grid/size", "1", "batch", "engine − trainer over grid − trainer, root mean squares"
+    ),
+    MetricSpec(
+        "load/digest_differs", "1", "mean", "1: an engine attests another digest than was published"
+    ),
     MetricSpec("gap/lag", "versions", "mean", "trainer's version − version that sampled the token"),
     MetricSpec("gap/calibration_z", "1", "batch", "(mean ρ − 1) / SE clustered by episode"),
     MetricSpec("weight/raw", "1", "mean", "ρ = e^d at the preset's level, before cap and filter"),
@@ -191,6 +212,11 @@ _SPECS = (
     MetricSpec("health/floor", "1", "mean", "1: the engine is further off than its precision"),
     MetricSpec("health/labels", "1", "mean", "1: tokens of another version than their label"),
     MetricSpec("health/update_visible", "1", "mean", "1: no weight changed in the engine's dtype"),
+    MetricSpec("health/digest", "1", "mean", "1: an engine holds other weights than published"),
+    MetricSpec("health/probe", "1", "mean", "1: a load leaves the engine above its floor"),
+    MetricSpec("health/probe_known", "1", "mean", "1: a probe of no version there is, or no log μ"),
+    MetricSpec("health/probe_growth", "1", "mean", "1: at lr 0 probes drift from the trainer"),
+    MetricSpec("health/grid", "1", "mean", "1: a quantisation that does nothing"),
     MetricSpec("health/stationary", "1", "mean", "1: the mismatch grows although nothing learns"),
 )
 
