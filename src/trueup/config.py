@@ -246,6 +246,19 @@ class AttributionConfig(Section):
     """Share of episodes scored twice, in other micro-batches: the noise of the scorer."""
 
 
+class ProbeConfig(Section):
+    """What every engine decodes after a load, for the trainer to score."""
+
+    every: int = Field(1, ge=0)
+    """Loads of an engine per probe, from its first one on; 0: never."""
+    sequences: int = Field(6, ge=2)
+    """Sequences of two turns; the scatter between them says what chance can do."""
+    tokens: int = Field(6, ge=1)
+    """Tokens sampled in each turn."""
+    on_alarm: Literal["warn", "stop"] = "warn"
+    """Record an alarm and go on, or stop the run."""
+
+
 class LatencyConfig(Section):
     """Injected tool latency, log-normal."""
 
@@ -301,6 +314,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     correction: CorrectionConfig = CorrectionConfig()
     attribution: AttributionConfig = AttributionConfig()
+    probe: ProbeConfig = ProbeConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     sandbox: SandboxConfig = SandboxConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -147,7 +147,9 @@ def last_checkpoint(run: RunDirectory) -> Path:
     return max(run.checkpoints.glob("step-*"))
 
 
-_TIMES = frozenset({"t0", "t1", "t_submit", "t_start", "t_staged", "t_end", "phases"})
+_TIMES = frozenset(
+    ("t0", "t1", "t_submit", "t_start", "t_staged", "t_end", "prepare_s", "pause_s", "phases")
+)
 
 
 def without_times(event: Event) -> tuple[Any, ...]:

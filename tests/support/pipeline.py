@@ -13,6 +13,7 @@ from trueup.config import Config, load
 from trueup.engines.base import Engine
 from trueup.engines.scripted import Reply, ScriptedEngine
 from trueup.environments.base import Step
+from trueup.errors import EngineFault
 from trueup.records.directory import RunDirectory
 from trueup.records.ledger import Ledger
 from trueup.records.schema import Event
@@ -20,13 +21,21 @@ from trueup.records.tokens import EpisodeRow, write_step
 from trueup.scheduling import Scheduler, decode, encode, rules_from_dict
 from trueup.training.clock import run as run_on_clock
 from trueup.training.controller import Controller
-from trueup.training.messages import Consumed, Discarded, EpisodeSpec, MetricValue, StepReport
+from trueup.training.messages import (
+    Consumed,
+    Discarded,
+    EpisodeSpec,
+    MetricValue,
+    ProbeReport,
+    StepReport,
+)
 from trueup.training.payload import PayloadStore
 from trueup.training.ports import Start
+from trueup.training.probe import ProbeSet
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder, engine_id
 from trueup.training.rollout import Rollout
-from trueup.types import GenerateRequest, Task, WeightManifest
+from trueup.types import GenerateRequest, LoadReceipt, Task, WeightManifest
 
 SMALL = (
     "train.groups_per_step=2",
@@ -79,6 +88,9 @@ class FakeLearner:
     discarded: list[Discarded] = field(default_factory=list)
     checkpoints: dict[int, dict[str, Any]] = field(default_factory=dict)
     retired: list[int] = field(default_factory=list)
+    loads: list[tuple[str, int, tuple[str, ...]]] = field(default_factory=list)
+    """(engine, version, probe) of each load that was judged."""
+    alarms: Callable[[LoadReceipt], tuple[tuple[str, str], ...]] = lambda receipt: ()
 
     async def publish(self) -> WeightManifest:
         return manifest(self.version)
@@ -105,6 +117,18 @@ class FakeLearner:
             t0=0.0,
             t1=1.0,
             t_publish=(1.0, 1.0),
+        )
+
+    async def probed(self, receipt: LoadReceipt, episodes: Sequence[str]) -> ProbeReport:
+        self.loads.append((receipt.engine, receipt.version, tuple(episodes)))
+        for episode in episodes:
+            self.store.discard(episode)
+        return ProbeReport(
+            engine=receipt.engine,
+            epoch=receipt.epoch,
+            version=receipt.version,
+            tokens=12 * len(episodes),
+            alarms=self.alarms(receipt),
         )
 
     async def record(self, step: int, discarded: Sequence[Discarded]) -> None:
@@ -145,6 +169,9 @@ class Pipeline:
     world_s: Callable[[Attempt], float] = lambda attempt: 0.0
     """How long a world acts, which nothing interrupts."""
     verify: Callable[[WeightManifest], None] | None = None
+    probes: ProbeSet | None = None
+    broken: EngineFault | None = None
+    """What engines raise instead of decoding a probe."""
     learner: FakeLearner = field(init=False)
     engines: list[ScriptedEngine] = field(init=False)
     controller: Controller = field(init=False)
@@ -188,6 +215,7 @@ class Pipeline:
             self.store,
             max_turns=1,
             max_tokens=self.config.engine.max_tokens,
+            probes=self.probes,
         )
         self.controller = Controller(
             self.config,
@@ -270,6 +298,9 @@ class Pipeline:
     # ---- what the parts are told
 
     def _reply(self, request: GenerateRequest) -> Reply:
+        if request.session.startswith("probe"):
+            n = request.sampling.max_tokens
+            return Reply(token_ids=[7] * n, logps=[-0.5] * n, token_s=1.0, fault=self.broken)
         _, draw, times, member, attempt, _ = request.sampling.key
         n = self.tokens(Attempt(draw, times, member, attempt))
         return Reply(token_ids=[*[7] * (n - 1), STOP], logps=[-0.5] * n, token_s=1.0)

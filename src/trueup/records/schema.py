@@ -28,7 +28,12 @@ skip        version                           step, episodes of a step that lear
                                               version came of it and its groups are refunded
 publish     version                           digest, nbytes, n_changed, t0, t1
 apply       engine version                    epoch, digest, t_start, t_staged, t_end,
-                                              tokens_recomputed
+                                              tokens_recomputed, nbytes, prepare_s (of the
+                                              staging: quantising, repacking), pause_s
+probe       engine version                    epoch, tokens, cached (share of the context), mean,
+                                              p99 and max |log π_v − log μ|, floor and limit of the
+                                              mean, alarms [[verdict, meaning]...]; version = the
+                                              one loaded before
 activity    engine                            stretches [[t0, t1, decoded, prefilled, steps]...]
 eval        version                           step, heldout_pass_rate, reads_per_episode, episodes,
                                               failed, passed, by_task [[task, passed,
@@ -63,6 +68,7 @@ KINDS = (
     "skip",
     "publish",
     "apply",
+    "probe",
     "activity",
     "eval",
     "checkpoint",

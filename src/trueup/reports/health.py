@@ -67,7 +67,7 @@ def _last(records: Records, name: str, step: int) -> Verdict | None:
         metrics,
         corrects=config is not None and config.correction.preset != "none",
         n_changed=_changed(records, step),
-        precision=None if config is None else config.engine.dtype,
+        precision=None if config is None else config.engine.precision,
     )
     return next((v for v in verdicts if v.name == name), None)
 

@@ -73,6 +73,7 @@ async def rollout_of(
     from trueup.environments.table import open_environment
     from trueup.environments.worker import EnvWorkers
     from trueup.models.chat import Renderer
+    from trueup.training.probe import ProbeSet
 
     workers = EnvWorkers(
         open_environment(config),
@@ -89,6 +90,7 @@ async def rollout_of(
         PayloadStore(run.path),
         max_turns=config.environment.max_turns,
         max_tokens=config.engine.max_tokens,
+        probes=ProbeSet.load(config, model),
     )
 
 

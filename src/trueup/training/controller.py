@@ -45,6 +45,7 @@ from trueup.scheduling import (
 )
 from trueup.training.messages import Consumed, Discarded, EpisodeSpec, StepReport
 from trueup.training.ports import LearnerPort, RolloutPort, Start
+from trueup.training.probing import Probing
 from trueup.training.progress import Progress
 from trueup.training.recorder import Recorder
 from trueup.training.task_stream import TaskStream
@@ -105,6 +106,7 @@ class Controller:
         self._engines = engines
         self._rollout = rollout
         self._learner = learner
+        self._probing = Probing(config.probe, rollout, learner, recorder)
         self._heldout = heldout
         self._start = start
         self._on_step = on_step
@@ -237,6 +239,7 @@ class Controller:
                 if version != self._scheduler.version:
                     await self._load(index, self._scheduler.version)
             await self._evaluate(step)
+        await self._wait_for("probe")
 
     def _settle_groups(self, actions: Sequence[Action]) -> None:
         """Nothing starts any more, but what was decided about groups still holds."""
@@ -381,9 +384,11 @@ class Controller:
         self._happened.put_nowait(SyncFinished(engine, version))
 
     async def _load(self, engine: int, version: int) -> None:
-        receipt = await self._engines[engine].load(self._manifests[version])
+        manifest = self._manifests[version]
+        receipt = await self._engines[engine].load(manifest)
         self._serving[engine] = receipt.version
-        self._recorder.applied(receipt)
+        self._recorder.applied(receipt, nbytes=manifest.nbytes)
+        self._spawn("probe", self._probing(engine, receipt))
 
     async def _time_out(self, group: int) -> None:
         await asyncio.sleep(self._config.schedule.timeout_s)

@@ -21,18 +21,22 @@ from trueup.config import Config
 from trueup.corrections.base import Correction
 from trueup.diagnostics.metrics import METRICS, Metric
 from trueup.gap import PolicyGap
+from trueup.models.packed import PackedBatch
+from trueup.models.quantization.fake import quantized_logprobs
+from trueup.models.quantization.schemes import scheme
 from trueup.records.directory import RunDirectory
 from trueup.records.tokens import EpisodeRow, write_step
 from trueup.training import checkpoint
 from trueup.training.corrected import Fused, Scored
-from trueup.training.messages import Consumed, Discarded, MetricValue, StepReport
+from trueup.training.inspector import Inspector
+from trueup.training.messages import Consumed, Discarded, MetricValue, ProbeReport, StepReport
 from trueup.training.method import Method
 from trueup.training.payload import PayloadStore
 from trueup.training.step_batch import StepBatch
 from trueup.training.step_metrics import Judge, attribution_metrics, batch_metrics, sketches
 from trueup.training.trainer import StepResult, TorchTrainer
 from trueup.training.version_scores import version_scores
-from trueup.types import WeightManifest
+from trueup.types import LoadReceipt, WeightManifest
 
 Publish = Callable[[int, Mapping[str, Tensor]], WeightManifest]
 
@@ -51,7 +55,7 @@ class Learner:
         tokenizer_files_from: Directory whose tokenizer goes into checkpoints.
     """
 
-    exposed = ("publish", "update", "record", "checkpoint", "retire", "close")
+    exposed = ("publish", "update", "probed", "record", "checkpoint", "retire", "close")
 
     def __init__(
         self,
@@ -75,7 +79,12 @@ class Learner:
         self._close = close
         self._tokenizer = tokenizer_files_from
         self._method = Method(config)
-        self._judge = Judge(config, precision=_precision(config, trainer))
+        held = str(next(iter(trainer.export().values())).dtype).removeprefix("torch.")
+        trained = f"{held}+{config.train.dtype}"
+        self._judge = Judge(config, precision=f"{trained}+{config.engine.precision}")
+        self._inspect = Inspector(
+            trainer.score, self._on_grid, trained=trained, learns=config.train.lr > 0
+        )
 
     async def publish(self) -> WeightManifest:
         """Publish the version that the trainer starts with."""
@@ -84,7 +93,22 @@ class Learner:
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
             for name, tensor in self._trainer.export().items()
         }
-        return self._publish(self._trainer.version, tensors)
+        manifest = self._publish(self._trainer.version, tensors)
+        self._inspect.published(manifest)
+        return manifest
+
+    async def probed(self, receipt: LoadReceipt, episodes: Sequence[str]) -> ProbeReport:
+        """Judge a load; the next step records it.
+
+        Args:
+            receipt: What the engine attests.
+            episodes: Ids of the stored probe; empty if this load is not probed.
+        """
+        found = [self._store.get(episode) for episode in episodes]
+        report = self._inspect(receipt, found, newest=self._trainer.version)
+        for episode in episodes:
+            self._store.discard(episode)
+        return report
 
     async def retire(self, version: int) -> None:
         """No engine needs a version below this one any more."""
@@ -128,6 +152,7 @@ class Learner:
                 **result.metrics,
                 **attributed,
                 **batch_metrics(batch, gap),
+                **self._inspect.take_metrics(),
             }
             metrics |= self._judge(
                 metrics, n_changed=None if manifest is None else manifest.n_changed
@@ -217,6 +242,16 @@ class Learner:
             gap = batch.gap(target, scores.own, version, scores.cached)
             return gap, attribution_metrics(gap, scores)
 
+    def _on_grid(self, batch: PackedBatch, name: str) -> Tensor:
+        """[N] log-probs of the current weights on the grid of a quantisation."""
+        return quantized_logprobs(
+            self._trainer.model,
+            batch,
+            scheme(name),
+            temperature=self._config.engine.temperature,
+            microbatch_tokens=self._config.train.microbatch_tokens,
+        )
+
     def _discarded(self, discarded: Sequence[Discarded]) -> list[EpisodeRow]:
         rows = []
         for item in discarded:
@@ -290,11 +325,3 @@ def _value(name: str, metric: Metric, sketch: bytes | None) -> MetricValue:
         max=metric.max,
         sketch=sketch,
     )
-
-
-def _precision(config: Config, trainer: TorchTrainer) -> str:
-    """The coarser of the two that the gap compares."""
-    if config.train.dtype != "float32":
-        return config.train.dtype
-    trained = str(next(iter(trainer.export().values())).dtype).removeprefix("torch.")
-    return trained if trained != "float32" else config.engine.dtype

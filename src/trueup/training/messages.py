@@ -77,4 +77,28 @@ class StepReport:
     t_publish: tuple[float, float]
 
 
-register(EpisodeSpec, Consumed, Discarded, MetricValue, StepReport)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """What the trainer makes of a load (`inspector.Inspector`)."""
+
+    engine: str
+    epoch: int
+    version: int
+    """The version loaded."""
+    tokens: int = 0
+    """Sampled by the probe; 0 where this load was not probed."""
+    cached: float = 0.0
+    """Share of the second turns' context that the engine found in its cache."""
+    mean: float | None = None
+    """Mean |log π_v − log μ| in nats; it and the two below are None where nothing was scored."""
+    p99: float | None = None
+    max: float | None = None
+    floor: float | None = None
+    """Level of the sound loads before, in nats; None before there is one."""
+    limit: float | None = None
+    """Largest mean that is no alarm."""
+    alarms: tuple[tuple[str, str], ...] = ()
+    """Name and meaning of each verdict that failed."""
+
+
+register(EpisodeSpec, Consumed, Discarded, MetricValue, StepReport, ProbeReport)

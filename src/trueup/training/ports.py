@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trueup.training.messages import Consumed, Discarded, EpisodeSpec, StepReport
-from trueup.types import EpisodeRef, WeightManifest
+from trueup.training.messages import Consumed, Discarded, EpisodeSpec, ProbeReport, StepReport
+from trueup.types import EpisodeRef, LoadReceipt, WeightManifest
 
 
 class RolloutPort(Protocol):
@@ -19,6 +19,14 @@ class RolloutPort(Protocol):
 
     async def abort(self, episode: str) -> None:
         """Withdraw an attempt: its `run` returns soon."""
+        ...
+
+    async def probe(self, engine: int, name: str) -> tuple[str, ...]:
+        """Have an engine decode the probe set: ids of what is stored, none if there is no set.
+
+        Raises:
+            EngineFault: It could not.
+        """
         ...
 
 
@@ -33,6 +41,10 @@ class LearnerPort(Protocol):
         self, step: int, consumed: Sequence[Consumed], discarded: Sequence[Discarded]
     ) -> StepReport:
         """Train a step batch and publish the result."""
+        ...
+
+    async def probed(self, receipt: LoadReceipt, episodes: Sequence[str]) -> ProbeReport:
+        """Judge a load and, if it was probed, what the engine decoded."""
         ...
 
     async def record(self, step: int, discarded: Sequence[Discarded]) -> None:

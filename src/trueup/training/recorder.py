@@ -8,7 +8,7 @@ from typing import Any
 from trueup.records.ledger import Ledger
 from trueup.records.tables import StepRow, VersionRow
 from trueup.scheduling import Action, Event, Rules, encode, rules_as_dict
-from trueup.training.messages import EpisodeSpec, StepReport
+from trueup.training.messages import EpisodeSpec, ProbeReport, StepReport
 from trueup.types import Activity, EpisodeRef, LoadReceipt, WeightManifest
 
 
@@ -168,8 +168,8 @@ class Recorder:
             )
         )
 
-    def applied(self, receipt: LoadReceipt) -> None:
-        """An engine attests a version."""
+    def applied(self, receipt: LoadReceipt, *, nbytes: int) -> None:
+        """An engine attests a version of so many bytes."""
         self._note(
             "apply",
             actor=receipt.engine,
@@ -182,6 +182,29 @@ class Recorder:
                 "t_staged": receipt.t_staged,
                 "t_end": receipt.t_end,
                 "tokens_recomputed": receipt.tokens_recomputed,
+                "nbytes": nbytes,
+                "prepare_s": receipt.prepare_s,
+                "pause_s": receipt.pause_s,
+            },
+        )
+
+    def probed(self, report: ProbeReport) -> None:
+        """A load was probed, or raised an alarm without."""
+        self._note(
+            "probe",
+            actor=report.engine,
+            engine=report.engine,
+            version=report.version,
+            payload={
+                "epoch": report.epoch,
+                "tokens": report.tokens,
+                "cached": report.cached,
+                "mean": report.mean,
+                "p99": report.p99,
+                "max": report.max,
+                "floor": report.floor,
+                "limit": report.limit,
+                "alarms": [list(alarm) for alarm in report.alarms],
             },
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trueup.errors import TrueupError, from_dict
 from trueup.training.clock import DECODE_STEP_S, SYNC_S, TRAIN_STEP_S, Clock
-from trueup.training.messages import Consumed, Discarded, EpisodeSpec, StepReport
+from trueup.training.messages import Consumed, Discarded, EpisodeSpec, ProbeReport, StepReport
 from trueup.training.wire import Client
 from trueup.types import (
     Activity,
@@ -185,6 +185,10 @@ class RemoteRollout:
         """See `Rollout.abort`."""
         await self._client.call("abort", episode)
 
+    async def probe(self, engine: int, name: str) -> tuple[str, ...]:
+        """See `Rollout.probe`."""
+        return tuple(await self._client.call("probe", engine, name))
+
 
 class RemoteLearner:
     """The learner in its own process."""
@@ -206,6 +210,11 @@ class RemoteLearner:
         report: StepReport = await self._call(
             "update", step, consumed, discarded, duration_s=TRAIN_STEP_S
         )
+        return report
+
+    async def probed(self, receipt: LoadReceipt, episodes: Sequence[str]) -> ProbeReport:
+        """See `Learner.probed`."""
+        report: ProbeReport = await self._call("probed", receipt, tuple(episodes))
         return report
 
     async def record(self, step: int, discarded: Sequence[Discarded]) -> None:

@@ -20,6 +20,7 @@ from trueup.environments.base import Step
 from trueup.errors import DataError, EngineFault, EnvironmentFault, GraderFault, TrueupError
 from trueup.training.messages import EpisodeSpec
 from trueup.training.payload import PayloadStore, ref_of
+from trueup.training.probe import ProbeSet, decode
 from trueup.types import (
     Completion,
     Episode,
@@ -100,10 +101,11 @@ class Rollout:
         store: Keeps the tokens of finished episodes.
         max_turns: Turns after which an episode is graded as it stands.
         max_tokens: Most tokens of one turn.
+        probes: What `probe` has engines decode.
         now: Monotonic seconds.
     """
 
-    exposed = ("run", "abort")
+    exposed = ("run", "abort", "probe")
 
     def __init__(
         self,
@@ -114,6 +116,7 @@ class Rollout:
         *,
         max_turns: int,
         max_tokens: int,
+        probes: ProbeSet | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing runs."""
@@ -123,6 +126,7 @@ class Rollout:
         self._store = store
         self._max_turns = max_turns
         self._max_tokens = max_tokens
+        self._probes = probes
         self._now = now
         self._running: dict[str, int] = {}
         self._withdrawn: set[str] = set()
@@ -149,6 +153,17 @@ class Rollout:
             self._withdrawn.add(episode)
             with suppress(EngineFault):
                 await self._engines[self._running[episode]].release(episode)
+
+    async def probe(self, engine: int, name: str) -> tuple[str, ...]:
+        """Have an engine decode the probe set: ids of what is stored, none if there is no set.
+
+        Raises:
+            EngineFault: It could not.
+        """
+        if self._probes is None:
+            return ()
+        episodes = await decode(self._engines[engine], self._probes, name=name)
+        return tuple(self._store.put(episode).id for episode in episodes)
 
     async def _play(
         self, spec: EpisodeSpec, world: World, record: _Record

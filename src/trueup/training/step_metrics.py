@@ -98,7 +98,7 @@ class Judge:
 
         Args:
             config: The run.
-            precision: The coarser of engine's and trainer's, a key of `health.FLOORS`.
+            precision: Of trainer and engine (`health.ceiling`).
         """
         preset = find(config.correction.preset)
         bounds = preset.bounds(preset.resolve(config.correction.params))

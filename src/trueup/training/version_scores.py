@@ -35,13 +35,13 @@ class VersionScores:
 
 
 def versions_needed(config: Config) -> int:
-    """How many versions before the trainer's current one `version_scores` may ask for.
+    """How many versions before the trainer's current one `version_scores` and probes may ask for.
 
     Those a token may be of, the one that a fused update has just left, and the one before all of
-    them for the label test.
+    them for the label test. A probe is scored after the step that ran meanwhile.
     """
     if not config.attribution.share:
-        return 0
+        return config.sync.delay + 1 if config.probe.every else 0
     return config.staleness_bound + 1 + bool(config.attribution.label_test)
 
 

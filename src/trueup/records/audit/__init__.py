@@ -29,7 +29,8 @@ MEANINGS: Mapping[str, str] = {
     "I1": "every attempt issued is trained, dropped with a reason, failed, or left over; once",
     "I2": "an episode is trained in at most one surviving step",
     "I3": "groups close once, with a reason; missing members are explained",
-    "I4": "every span's (engine, epoch, version) was applied before, with the digest published",
+    "I4": "every span's and probe's (engine, epoch, version) was applied before, with the digest "
+    "published",
     "I5": "no token beyond the staleness bound is consumed (under `mask`: is kept)",
     "I7": "failed and withdrawn attempts have no reward and are never trained",
     "I8": "every kept token has a finite behaviour log-prob",

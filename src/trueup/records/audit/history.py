@@ -17,7 +17,7 @@ from trueup.scheduling import Rules, rules_from_dict
 
 KINDS = (
     *("run_start", "issue", "finish", "close", "claim", "drop", "commit", "skip", "publish"),
-    *("apply", "resume", "run_end"),
+    *("apply", "probe", "resume", "run_end"),
 )
 """Kinds of rows that the audit reads."""
 

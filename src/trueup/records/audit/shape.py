@@ -84,6 +84,7 @@ _FIELDS: dict[str, dict[str, _Shape]] = {
     "skip": {"step": _COUNT, "episodes": _IDS},
     "publish": {"digest": _TEXT},
     "apply": {"epoch": _COUNT, "digest": _TEXT},
+    "probe": {"epoch": _COUNT, "tokens": _COUNT, "alarms": (list, _anything, "a list")},
     "resume": {"step": _COUNT, "schedule": _RULES},
 }
 """What each kind's payload must hold: type, further condition, both in words."""

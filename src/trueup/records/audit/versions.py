@@ -16,7 +16,7 @@ def provenance_is_true(history: History) -> Iterator[Finding]:
     """I4: an engine applied what was published, before it sampled with it."""
     published: dict[int, str] = {}
     applied: set[tuple[int, str, int]] = set()
-    kinds = ("publish", "apply", "resume", "finish")
+    kinds = ("publish", "apply", "probe", "resume", "finish")
     rows = [event for kind in kinds for event in history.events[kind]]
     for event in sorted(rows, key=lambda event: event.seq):
         payload = event.payload
@@ -36,6 +36,14 @@ def provenance_is_true(history: History) -> Iterator[Finding]:
                     row=event.seq,
                     detail=f"{event.engine} version {event.version}: "
                     f"{payload['digest']}, published {expected or 'nothing'}",
+                )
+        elif event.kind == "probe":
+            if (event.version, event.engine, payload["epoch"]) not in applied:
+                yield Finding(
+                    invariant="I4",
+                    rule="a probe is of a version that its engine had not applied",
+                    row=event.seq,
+                    detail=f"version {event.version} on {event.engine} epoch {payload['epoch']}",
                 )
         else:
             yield from _spans_are_true(event, applied)
