@@ -140,9 +140,7 @@ def play(run: Run) -> tuple[Diagnosis, float]:
         before, after = before.to(dtype), after.to(dtype)
     transport = InProcessTransport()
     manifests = [transport.publish(n, state_tensors(m)) for n, m in ((1, before), (2, after))]
-    old, new = (
-        Release(manifest=manifest, weights=transport.fetch(manifest)) for manifest in manifests
-    )
+    old, new = (Release.of(manifest, transport.fetch(manifest)) for manifest in manifests)
     engine = hidden(run, copy.deepcopy(before).to(dtype), transport)
     questions = Questions(prompts=prompts(rng), stop_ids=(STOP,), seed=run.seed)
 

@@ -65,3 +65,21 @@ def trueup(
         return Answer(code=code, out=captured.out, err=captured.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of an untrained TinyAgent with its tokenizer."""
+    import torch
+
+    from trueup.environments.bugfix import vocabulary
+    from trueup.models.load import save_model
+    from trueup.models.tiny import SPECIALS, build_tiny, build_tokenizer
+
+    torch.set_num_threads(1)
+    source = tmp_path_factory.mktemp("source")
+    words = vocabulary()
+    build_tokenizer(words, source)
+    target = source.parent / "model"
+    save_model(build_tiny(len(words) + len(SPECIALS), 0), target, tokenizer_files_from=source)
+    return str(target)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trueup import __version__
-from trueup.cli import doctor, inspect, reproduce, settings, training, whatif
+from trueup.cli import bisect, doctor, inspect, measure, reproduce, settings, training, whatif
 from trueup.cli.output import fail, show
 from trueup.errors import Fault, TrueupError, UsageError
 
@@ -26,6 +26,8 @@ app.command(epilog=training.EXAMPLES)(training.train)
 app.command()(inspect.report)
 app.command()(inspect.audit)
 app.command()(whatif.whatif)
+app.command()(measure.measure)
+app.command()(bisect.bisect)
 app.command()(reproduce.reproduce)
 app.command()(doctor.doctor)
 app.command()(settings.recipes)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueup.diagnosis.distributions import Distributions, distributions
-from trueup.diagnosis.exam import Answers, Release, Wave
+from trueup.diagnosis.exam import Answers, Version, Wave
 from trueup.diagnosis.rollouts import Rollouts
 from trueup.diagnosis.scorer import Scorer, Serving, by_version
 from trueup.gap import distinct
@@ -25,9 +25,9 @@ class Case:
     """What is known; statistics are computed when a cause asks for them."""
 
     answers: Answers
-    old: Release | None
+    old: Version | None
     """Version u; None if the weights before are not known."""
-    new: Release
+    new: Version
     """Version v."""
     scorer: Scorer
     """Forward on the grid that the engine claims."""

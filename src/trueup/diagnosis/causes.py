@@ -28,8 +28,6 @@ Yields = Iterator[tuple[str, Tensor]]
 
 _OUTSIDE = 0.002
 """Share of the tokens that arithmetic may push over the edge of a truncated support."""
-_LEAST_FACTOR = 0.03
-"""Change of the temperature, in logarithm, below which it is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ def predictions(case: Case, usable: Tensor) -> list[Prediction]:
                 Prediction(cause=name, detail=detail, logp=logp)
                 for detail, logp in cause.predict(case)
             ]
-    so_far = contest(case.rollouts.said, found, row=case.rollouts.row, among=usable)
+    so_far = contest(case.rollouts.said, found, clusters=case.rollouts.clusters, among=usable)
     best = found[so_far.index].logp
     for name, cause in CAUSES.items():
         if cause.served is not None:
@@ -140,9 +138,8 @@ def _other_temperature(case: Case) -> Yields:
 def _truncated(case: Case) -> Yields:
     use = case.usable
     for name, mass in case.told.kept.items():
-        outside = torch.isinf(mass)
-        if float(outside[use].double().mean()) <= _OUTSIDE:
-            yield name, torch.where(outside, case.told.logp, case.told.logp - mass)
+        if float(case.told.outside[name][use].double().mean()) <= _OUTSIDE:
+            yield name, case.told.logp - mass
 
 
 def _kept_kv(case: Case) -> Yields:

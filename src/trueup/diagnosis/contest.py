@@ -6,15 +6,17 @@ is the label test with any two causes in the place of two versions. Below ½ the
 h, and the distance from ½ in standard errors is the margin. So the nearest hypothesis beats every
 other one, and one that it beats by less than a stated margin is not separable from it.
 
-Standard errors are those of drawing completions. The engine's own arithmetic is the noise; a part
-of it that is the same for all tokens may lie along a hypothesis by chance, which moves a slope but
-only counts where it reaches ½.
+The engine's own arithmetic is the noise, and it repeats: the same prompt, or the same token, gets
+about the same error again. So the standard error is the larger of those clustered by prompt and by
+sampled token. A part of the error that is the same for all tokens may lie along a hypothesis by
+chance; that moves a slope but only counts where it reaches ½.
 
 Legend: H hypotheses, the first of them that nothing is wrong; N tokens, S completions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,28 +99,28 @@ class Contest:
 
 
 def contest(
-    said: Tensor, predictions: Sequence[Prediction], *, row: Tensor, among: Tensor
+    said: Tensor, predictions: Sequence[Prediction], *, clusters: Sequence[Tensor], among: Tensor
 ) -> Contest:
     """Compare predictions.
 
     Args:
         said: [N] what the engine returned.
         predictions: [H] the first without a cause.
-        row: [N] int64 completion of each token.
+        clusters: Each [N] int64: tokens whose errors may be alike.
         among: [N] bool, tokens that take part; said and predicted log-probs are finite there.
     """
-    y, cluster = said[among], row[among]
+    y, alike = said[among], [cluster[among] for cluster in clusters]
     q = torch.stack([p.logp[among] for p in predictions])  # [H, N]
     q = torch.where((q - q[0]).abs() > _ROUNDING, q, q[0])
     residual = y - q
     moments = residual @ residual.T  # [H, H]
-    clean = [slope(residual[0], q[h] - q[0], cluster) for h in range(len(q))]
+    clean = [slope(residual[0], q[h] - q[0], alike) for h in range(len(q))]
     squares = moments.diagonal()
     best = 0
     for h, (value, error) in enumerate(clean):
         if error > 0 and value - 0.5 > NAMING * error and squares[h] < squares[best]:
             best = h
-    margins = [_margin(*slope(residual[best], q[h] - q[best], cluster)) for h in range(len(q))]
+    margins = [_margin(*slope(residual[best], q[h] - q[best], alike)) for h in range(len(q))]
     rows = []
     for h, prediction in enumerate(predictions):
         change = q[h] - q[0]
@@ -147,27 +149,32 @@ def contest(
     return Contest(standings=tuple(ordered), index=best, winner=winner, rivals=tuple(rivals))
 
 
-def slope(y: Tensor, x: Tensor, cluster: Tensor) -> tuple[float, float]:
-    """Slope of y on x through the origin, and its standard error clustered by completion.
+def slope(y: Tensor, x: Tensor, clusters: Sequence[Tensor]) -> tuple[float, float]:
+    """Slope of y on x through the origin, and the largest of its clustered standard errors.
 
     Args:
         y: [n] float64.
         x: [n] float64.
-        cluster: [n] int64 completion of each token.
+        clusters: Each [n] int64: tokens whose errors may be alike.
 
     Returns:
-        (0, 0) where x is 0; an infinite error where it is not in one completion alone.
+        (0, 0) where x is 0; an infinite error where it is not in one cluster alone.
     """
     spread = float(x.square().sum())
     if not spread:
         return 0.0, 0.0
     found = float((x * y).sum()) / spread
     score = x * (y - found * x)
+    return found, max(_error(score, x, cluster) for cluster in clusters) / spread
+
+
+def _error(score: Tensor, x: Tensor, cluster: Tensor) -> float:
     sums = score.new_zeros(int(cluster.max()) + 1).index_add(0, cluster, score)
     used = int((torch.bincount(cluster[x != 0]) > 0).sum())
-    error = float(sums.square().sum() * used / max(used - 1, 1)) ** 0.5 / spread
-    # An exact fit is a finite certainty; one completion tells nothing of their spread.
-    return found, max(error, 1e-9) if used > 1 else float("inf")
+    if used < 2:
+        return float("inf")
+    # An exact fit is a finite certainty.
+    return max(math.sqrt(float(sums.square().sum()) * used / (used - 1)), 1e-9)
 
 
 def _margin(slope: float, error: float) -> float:

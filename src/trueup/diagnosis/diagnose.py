@@ -11,6 +11,7 @@ arithmetic, against the same forward in a wider one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -50,7 +51,8 @@ class Diagnosis:
     signs: tuple[Sign, ...]
     contest: Contest
     undecided: tuple[str, ...]
-    """Causes that would change the log-probs by too little to be told from the noise here."""
+    """Causes, some or all kinds of which change the log-probs by too little to be told from the
+    noise, with their number."""
 
 
 def diagnose(case: Case, *, floor: float | None) -> Diagnosis:
@@ -66,7 +68,7 @@ def diagnose(case: Case, *, floor: float | None) -> Diagnosis:
     for sign in found:
         usable &= ~sign.tokens
     candidates = predictions(case, usable)
-    result = contest(case.rollouts.said, candidates, row=case.rollouts.row, among=usable)
+    result = contest(case.rollouts.said, candidates, clusters=case.rollouts.clusters, among=usable)
     winner, chosen = result.winner, candidates[result.index]
     residual = (case.rollouts.said - chosen.logp)[usable].abs()
     gap = (case.rollouts.said - candidates[0].logp)[usable].abs()
@@ -111,9 +113,7 @@ def _verdict(
 
 
 def _undecided(standings: Sequence[Standing]) -> tuple[str, ...]:
-    open_ = [
-        " ".join(filter(None, (s.cause, s.detail)))
-        for s in standings
-        if s.cause and s.error > _DULL and not s.excluded
-    ]
-    return tuple(open_)
+    """Causes with kinds whose slope is too uncertain to name or to exclude them."""
+    tested = Counter(s.cause for s in standings if s.cause and s.error)
+    dull = Counter(s.cause for s in standings if s.cause and s.error > _DULL and not s.excluded)
+    return tuple(f"{cause} ({n} of {tested[cause]})" for cause, n in sorted(dull.items()))

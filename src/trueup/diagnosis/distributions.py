@@ -44,7 +44,9 @@ class Distributions:
     stop: Tensor
     """[N] probability of a token that would have ended the completion."""
     kept: Mapping[str, Tensor]
-    """Truncation -> [N] log of the kept mass; +inf where the sampled token is outside."""
+    """Truncation -> [N] log of the kept mass."""
+    outside: Mapping[str, Tensor]
+    """Truncation -> [N] bool: the sampled token is not among the kept ones."""
 
 
 def distributions(scorer: Scorer, rollouts: Rollouts, serve: Serve) -> Distributions:
@@ -53,6 +55,7 @@ def distributions(scorer: Scorer, rollouts: Rollouts, serve: Serve) -> Distribut
     rows = {name: torch.full((n,), torch.nan, dtype=torch.float64) for name in _NAMES}
     tempered = torch.full((len(TEMPERATURES), n), torch.nan, dtype=torch.float64)
     kept = {name: torch.full((n,), torch.nan, dtype=torch.float64) for name in _truncations()}
+    outside = {name: torch.zeros(n, dtype=torch.bool) for name in kept}
     stops = [request.sampling.stop_ids for request in rollouts.requests]
     for version in distinct(rollouts.version)[0].tolist():
         here = rollouts.version == version
@@ -60,8 +63,8 @@ def distributions(scorer: Scorer, rollouts: Rollouts, serve: Serve) -> Distribut
             chosen = here[actions]
             at, table = actions[chosen], logits[chosen].double()
             if len(at):
-                _fill(rollouts, stops, at, table, rows, tempered, kept)
-    return Distributions(tempered=tempered, kept=kept, **rows)
+                _fill(rollouts, stops, at, table, rows, tempered, kept, outside)
+    return Distributions(tempered=tempered, kept=kept, outside=outside, **rows)
 
 
 _NAMES = ("logp", "entropy", "variance", "best", "raw", "ahead", "stop")
@@ -79,6 +82,7 @@ def _fill(
     rows: Mapping[str, Tensor],
     tempered: Tensor,
     kept: Mapping[str, Tensor],
+    outside: Mapping[str, Tensor],
 ) -> None:
     """Write the statistics of a chunk of tokens."""
     token, temperature = rollouts.token[at, None], rollouts.temperature[at, None]
@@ -103,15 +107,8 @@ def _fill(
     ordered = p.sort(-1, descending=True).values
     sums = ordered.cumsum(-1)
     rank = (logp > own).sum(-1)
-    for nucleus in NUCLEI:
-        size = (sums - ordered < nucleus).sum(-1)
-        kept[f"top_p {nucleus:g}"][at] = _mass(sums, size, rank)
-    for largest in LARGEST:
-        size = torch.full_like(rank, min(largest, p.shape[-1]))
-        kept[f"top_k {largest}"][at] = _mass(sums, size, rank)
-
-
-def _mass(sums: Tensor, size: Tensor, rank: Tensor) -> Tensor:
-    """Log of the mass of the `size` most probable tokens; +inf where the rank is beyond them."""
-    mass = sums.gather(1, (size - 1)[:, None])[:, 0].clamp(max=1.0).log()
-    return torch.where(rank < size, mass, torch.inf)
+    sizes = {f"top_p {q:g}": (sums - ordered < q).sum(-1) for q in NUCLEI}
+    sizes |= {f"top_k {k}": torch.full_like(rank, min(k, p.shape[-1])) for k in LARGEST}
+    for name, size in sizes.items():
+        kept[name][at] = sums.gather(1, (size - 1)[:, None])[:, 0].clamp(max=1.0).log()
+        outside[name][at] = rank >= size

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -45,16 +46,24 @@ class Wave(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
-    """A published version and its tensors, as the trainer holds them."""
+class Version:
+    """A version's tensors, as the trainer holds them."""
 
-    manifest: WeightManifest
+    version: int
+    """Its number."""
     weights: Weights
 
-    @property
-    def version(self) -> int:
-        """Its number."""
-        return self.manifest.version
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Version):
+    """A version that engines can load."""
+
+    manifest: WeightManifest
+
+    @classmethod
+    def of(cls, manifest: WeightManifest, weights: Weights) -> Self:
+        """What a transport has published."""
+        return cls(version=manifest.version, weights=weights, manifest=manifest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +143,8 @@ class Examiner:
             raise DataError(field="prompts", rule="at least one", value="none")
         await self._engine.load(self._old.manifest)
         info = await self._engine.info()
-        staying = max(1, min(info.slots // 4, questions.rows // 4))
+        # A session that stays holds its slot; of a few slots none can be spared.
+        staying = min(info.slots // 4, questions.rows // 4)
         asked = self._requests("before", questions.rows)
         stay = await sample(self._engine, asked[:staying], keep=True)
         before = stay.joined(await sample(self._engine, asked[staying:]))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from trueup.diagnosis.arithmetic import Arithmetic, floor
 from trueup.diagnosis.case import Case
 from trueup.diagnosis.diagnose import Diagnosis, diagnose
-from trueup.diagnosis.exam import Answers, Examiner, Questions, Release
+from trueup.diagnosis.exam import Answers, Examiner, Questions, Release, Version, Wave
+from trueup.diagnosis.rollouts import Rollouts, sample
+from trueup.diagnosis.scorer import Weights
 from trueup.engines.base import Engine
+from trueup.types import GenerateRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,8 +54,67 @@ async def examine(
     return case, found
 
 
+async def ask(engine: Engine, requests: Sequence[GenerateRequest]) -> tuple[Rollouts, str]:
+    """Completions of an engine whose weights cannot be changed, and its claimed precision.
+
+    Raises:
+        EngineFault: It failed.
+        DataError: Completions and log-probs do not fit.
+    """
+    info = await engine.info()
+    return await sample(engine, requests), info.precision
+
+
+def examine_answers(
+    model: PreTrainedModel,
+    rollouts: Rollouts,
+    precision: str,
+    *,
+    weights: Weights,
+    before: Weights | None = None,
+) -> tuple[Case, Diagnosis]:
+    """Diagnose completions that are there already, all of them said to be of one version.
+
+    Args:
+        model: The architecture; its weights are not used.
+        rollouts: The completions.
+        precision: What the engine claims to compute in.
+        weights: Of that version.
+        before: Of the version before; None if they are not known, and then no cause that has to do
+            with an update can be told.
+    """
+    count = len(rollouts.completions)
+    newest = int(rollouts.version.max()) if len(rollouts.said) else 0
+    answers = Answers(
+        rollouts=rollouts,
+        waves=(Wave.BEFORE,) * count,
+        acknowledged=(newest,) * count,
+        cached=(0,) * count,
+        precision=precision,
+    )
+    old = None if before is None else Version(version=newest - 1, weights=before)
+    return _diagnosed(model, answers, old, Version(version=newest, weights=weights))
+
+
+def shaken(weights: Weights, *, share: float = 0.01, seed: int = 0) -> dict[str, Tensor]:
+    """A version that stands in for the one before, where there is none.
+
+    Args:
+        weights: A version.
+        share: Root mean square of the change of each tensor, relative to its own.
+        seed: Of the changes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, tensor in weights.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        scale = share * tensor.float().square().mean().sqrt()
+        found[name] = (tensor.float() + scale * noise).to(tensor.dtype)
+    return found
+
+
 def _diagnosed(
-    model: PreTrainedModel, answers: Answers, old: Release | None, new: Release
+    model: PreTrainedModel, answers: Answers, old: Version | None, new: Version
 ) -> tuple[Case, Diagnosis]:
     arithmetic = Arithmetic.of(answers.precision)
     scorer = arithmetic.scorer(model)

@@ -78,6 +78,16 @@ class Rollouts:
         return self.packed.token_ids[self.packed.action_index]
 
     @cached_property
+    def clusters(self) -> tuple[Tensor, Tensor]:
+        """Twice [N] int64, equal for tokens behind one prompt, and for one token id.
+
+        Arithmetic makes about the same error wherever one of them is the same.
+        """
+        numbers: dict[bytes, int] = {}
+        prompts = [numbers.setdefault(r.prompt_ids.tobytes(), len(numbers)) for r in self.requests]
+        return torch.tensor(prompts, dtype=torch.int64)[self.row], self.token
+
+    @cached_property
     def said(self) -> Tensor:
         """[N] float64 log-probs that the engine returned; NaN where it returned none."""
         parts = [torch.tensor(c.logps, dtype=torch.float64) for c in self.completions]
@@ -118,13 +128,18 @@ class Rollouts:
             completions=tuple(c for part in parts for c in part.completions),
         )
 
-    def gap(self, target: Tensor) -> PolicyGap:
-        """The gap to a scorer's log-probs [N], each completion an episode of its own.
+    def gap(self, target: Tensor, behaviour: Tensor | None = None) -> PolicyGap:
+        """The gap of two sets of log-probs [N], each completion an episode of its own.
 
         There are no rewards: every completion is a group of one.
+
+        Args:
+            target: [N] of a scorer.
+            behaviour: [N]; what the engine said by default.
         """
         count = len(self.completions)
-        behaviour = torch.where(self.known, self.said, torch.nan).float()
+        behaviour = self.said if behaviour is None else behaviour
+        behaviour = torch.where(torch.isfinite(behaviour), behaviour, torch.nan).float()
         zeros = torch.zeros(len(self.said), dtype=torch.int64)
         return PolicyGap(
             logp_target=target.float(),

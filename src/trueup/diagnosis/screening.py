@@ -79,11 +79,12 @@ def tried(case: Case, served: Served, where: Tensor, best: Tensor) -> Served:
     few = spread(rows, _SAMPLE)
     part, actions = case.rollouts.select(few.tolist()), case.rollouts.packed.actions_of(few)
     use, best = where[actions], best[actions]
+    alike = [cluster[use] for cluster in part.clusters]
     share = float(use.sum()) / float(where.sum())
     found = {}
     for name, serve in served.items():
         change = (by_version(case.scorer, part, serve) - best)[use]
-        value, error = slope((part.said - best)[use], change, part.row[use])
+        value, error = slope((part.said - best)[use], change, alike)
         if value + _WIDE * error > 0.5 and error * share**0.5 < _BLUNT:
             found[name] = serve
     return found
