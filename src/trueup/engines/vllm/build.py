@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "TRUEUP_VLLM_TOKEN"
 """Environment variable with the bearer token of a server started elsewhere."""
 
-_FRONT = ("--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
-"""What the HTTP server is asked for beside its engine: how much of a prompt was cached."""
+_FRONT = ("--tokens-only", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log")
+"""What the HTTP server is asked for beside its engine: token ids, and how many were cached."""
 
 
 def build(
@@ -108,7 +108,7 @@ def arguments(config: EngineConfig, model: Path) -> list[str]:
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", wire.EXTENSION, "--logits-processors", wire.PROCESSOR),
         *("--weight-transfer-config", f'{{"backend": "{wire.BACKEND}"}}'),
-        *("--tokens-only", "--enforce-eager", "--generation-config", "vllm"),
+        *("--skip-tokenizer-init", "--enforce-eager", "--generation-config", "vllm"),
     ]
     if not config.prefix_cache:
         given.append("--no-enable-prefix-caching")

@@ -32,11 +32,12 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from trueup.engines.vllm import int8
 from trueup.engines.vllm.forcing import ForcingSampler
-from trueup.engines.vllm.wire import BACKEND
+from trueup.engines.vllm.wire import BACKEND, QUANTIZATIONS
 from trueup.errors import TransportFault, TrueupError
 from trueup.sync.digest import digest
 from trueup.sync.directory import DirectoryTransport
@@ -102,6 +103,8 @@ class StagedTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignor
         # INT8 kernel would then write float32 into bfloat16.
         with set_default_torch_dtype(self.model_config.dtype):
             initialize_layerwise_reload(self.model)
+            if self.model_config.quantization == QUANTIZATIONS["int8"]:
+                keep_fresh_scales(self.model)
             self.model.load_weights(iter(staged.tensors.items()))
 
     def finish_weight_update(self) -> None:
@@ -114,6 +117,18 @@ class StagedTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignor
     def shutdown(self) -> None:
         """Free a version that was staged and not loaded."""
         self.staged = None
+
+
+def keep_fresh_scales(model: torch.nn.Module) -> None:
+    """Let quantised layers keep the tensors that a reload makes, instead of the old ones' memory.
+
+    vLLM's INT8 kernel on CPUs reads the scales where they lay when it was made. A reload copies
+    them into the old tensors and frees those, and every logit is then noise.
+    """
+    for module in model.modules():
+        info = get_layerwise_info(module)
+        if "weight_scale" in info.restore_metadata[0]:
+            info.kernel_tensors = None
 
 
 def repack_heads(model: torch.nn.Module) -> None:
