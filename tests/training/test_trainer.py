@@ -117,6 +117,21 @@ def test_without_versions_to_keep_nothing_is_copied_and_none_can_be_scored():
     assert pupil.score(lesson.batch, 0) is None
 
 
+def test_kept_versions_take_turns_in_the_memory_of_as_many_copies():
+    pupil = trainer(keep=2)
+    targets, memory = [], set()
+    for version in range(5):
+        lesson = prepare(pupil)
+        targets.append(lesson.gap.logp_target)
+        lesson.teach(pupil)
+        memory |= {tensors["lm_head.weight"].data_ptr() for tensors in pupil._earlier.values()}
+        kept = [v for v in range(version + 1) if pupil.score(lesson.batch, v) is not None]
+        assert kept == list(range(version + 1))[-2:]
+        for v in kept:
+            assert torch.equal(pupil.score(lesson.batch, v), targets[v])
+    assert len(memory) == 2
+
+
 def test_scoring_an_earlier_version_leaves_the_current_one_in_place():
     pupil = trainer(keep=1)
     lesson = prepare(pupil)

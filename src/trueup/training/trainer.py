@@ -90,8 +90,8 @@ class _Part:
 class TorchTrainer:
     """Full-parameter training of a Hugging Face causal LM in one process.
 
-    Memory: the weights, their gradient, two moments, `keep_versions` + 1 copies of the weights, and
-    the activations of one micro-batch.
+    Memory: the weights, their gradient, two moments, `keep_versions` copies of the weights, and the
+    activations of one micro-batch.
 
     Args:
         model: The policy; trained in place.
@@ -162,7 +162,7 @@ class TorchTrainer:
         mini-batches: its expectation is the step batch's, whatever it happens to hold. Gradients
         are summed first and divided by Z last, because a fused step knows Z only then.
         """
-        before = self._copy() if self._keep else None
+        before = self._snapshot() if self._keep else None
         reference = self._logp_under(self.reference, batch) if self.reference is not None else None
         minibatches = _minibatches(corrected, self.settings.minibatches, self._seed, self.version)
         parts: list[_Part] = []
@@ -184,7 +184,7 @@ class TorchTrainer:
             self.optimizer.step()
         if norms:
             if before is not None:
-                self._remember(before)
+                self._earlier[self.version] = before
             self.version += 1
         metrics = _update_metrics(parts, norms)
         metrics["update/skipped"] = Metric.of(skipped)
@@ -198,6 +198,15 @@ class TorchTrainer:
 
     def _copy(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in state_tensors(self.model).items()}
+
+    def _snapshot(self) -> Mapping[str, Tensor]:
+        """A copy of the weights, in the memory of the oldest version if there are enough."""
+        if len(self._earlier) < self._keep:
+            return self._copy()
+        _, oldest = self._earlier.popitem(last=False)
+        for name, tensor in state_tensors(self.model).items():
+            oldest[name].copy_(tensor)
+        return oldest
 
     @torch.no_grad()
     def _logp(self, batch: PackedBatch) -> Tensor:
@@ -286,11 +295,6 @@ class TorchTrainer:
             factor = learning_rate_factor(corrected.correction.metrics)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * factor
-
-    def _remember(self, tensors: Mapping[str, Tensor]) -> None:
-        self._earlier[self.version] = tensors
-        while len(self._earlier) > self._keep:
-            self._earlier.popitem(last=False)
 
 
 def _optimizer(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.Optimizer:
