@@ -6,10 +6,10 @@ cross-entropy at the learning rate of the recipes), an arithmetic, and a planted
 weights of the two versions, and the architecture: nothing of the fault. Two thirds of the runs are
 faulty, every fault of the kit among them.
 
-    python bench/blind_causes.py [--runs 30] [--seed 0] [--write]
+    python bench/blind_causes.py [--runs 30] [--seed 0] [--write] [--json]
 
-prints one line per run and the figures `named_right` and `false_on_clean` as JSON; `--write` writes
-the confusion matrix to docs/blind-causes.md.
+prints one line per run (not with `--json`) and the figures `named_right` and `false_on_clean` as
+JSON; `--write` writes the confusion matrix to docs/blind-causes.md.
 """
 
 from __future__ import annotations
@@ -229,11 +229,22 @@ def page(rows: Sequence[tuple[Run, str]], seed: int, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def told(run: Run, found: Diagnosis, seconds: float) -> str:
+    """A run in one line."""
+    said = answer(found)
+    return (
+        f"{'✓' if said == run.fault else '✗'} {run.precision:14} planted {run.fault:24} said "
+        f"{said:24} {found.detail[:60]:60} gap {found.gap:.1e} left {found.left:.1e} "
+        f"{seconds:.1f} s"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--json", action="store_true", help="nothing but the last line")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -241,12 +252,8 @@ def main() -> None:
     for run in plans(options.runs, options.seed):
         found, seconds = play(run)
         rows.append((run, answer(found)))
-        mark = "✓" if rows[-1][1] == run.fault else "✗"
-        print(
-            f"{mark} {run.precision:14} planted {run.fault:24} said {rows[-1][1]:24} "
-            f"{found.detail[:60]:60} gap {found.gap:.1e} left {found.left:.1e} {seconds:.1f} s",
-            flush=True,
-        )
+        if not options.json:
+            print(told(run, found, seconds), flush=True)
     if options.write:
         PAGE.write_text(page(rows, options.seed, time.perf_counter() - begin), encoding="utf-8")
     print(json.dumps({**figures(rows), "seconds": round(time.perf_counter() - begin, 1)}))
