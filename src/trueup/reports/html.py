@@ -22,6 +22,7 @@ from trueup.reports.figure_data import Figure
 from trueup.reports.figures import figures_of
 from trueup.reports.health import health_table, standings
 from trueup.reports.markup import Markup, element
+from trueup.reports.probes import probe_table
 from trueup.reports.run import Records, read_run
 from trueup.reports.selection import selection, selection_table
 from trueup.reports.summary import Summary, summary_of
@@ -136,6 +137,7 @@ def _sections(run_dir: Path, records: Records, summary: Summary) -> list[Markup]
             class_="columns",
         ),
         _section("Health", health_table(standings(records))),
+        _section("Loads and probes", probe_table(records), element("p", _PROBES, class_="muted")),
         _section(
             "Selection",
             selection_table(selection(run_dir, records.history)),
@@ -151,6 +153,11 @@ def _sections(run_dir: Path, records: Records, summary: Summary) -> list[Markup]
     ]
 
 
+_PROBES = (
+    "Loads: medians. After a load an engine decodes fixed sequences behind its cache, which the "
+    "trainer scores under the version that it claims; the figures are those of the last one, in "
+    "nats."
+)
 _SELECTION = (
     "Means over the episodes of each stage. In brackets: how far, in standard errors, they are "
     "from the episodes that were lost before the stage, where that is 4 or more. Difficulty is 1 − "
