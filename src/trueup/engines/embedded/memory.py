@@ -1,8 +1,9 @@
 """From a version's tensors to what is multiplied, and back: what attestation reads.
 
-A forward may read a copy of a published tensor: repacked, quantised, cast. Each copy made here is
-remembered with its source, so that `Memory.tensors` finds one that is not (any more) the image of
-the tensor that it stands for, and shows it in that tensor's place: the digest then differs.
+A forward may read a copy of a published tensor: repacked, quantised, cast. A copy that gives the
+tensor back exactly takes its place, and the tensor is freed. Any other is remembered with its
+source, so that `Memory.tensors` finds one that is not (any more) the image of the tensor that it
+stands for, and shows it in that tensor's place: the digest then differs.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ class _Copy:
     """Memory that stands for published tensors, stacked along their rows."""
 
     names: tuple[str, ...]
+    rows: list[int]
+    """Of each."""
     read: Callable[[], Tensor]
-    image: Callable[[Tensor], Tensor]
-    """What `read` must give for the tensors as they were published."""
+    image: Callable[[Tensor], Tensor] | None
+    """What `read` must give for the tensors as they were published; None: the tensors themselves,
+    which are not held any more."""
 
 
 class Memory:
@@ -59,6 +63,8 @@ class Memory:
         self._arithmetic = arithmetic
         self._recorder = recorder
         self._copies: list[_Copy] = []
+        self._read: set[str] = set()
+        """Tensors that are read themselves: a tied embedding, whatever its head reads."""
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in the forward's dtype, or in another."""
@@ -79,7 +85,7 @@ class Memory:
             bias = self._held(biases, lambda b: self._other(b).to(dtype))
         if scheme is None:
             return self._layer(names, lambda weight: exact(weight.to(dtype), bias))
-        rows = [len(self._parameters.named[name]) for name in names]
+        rows = self._rows(names)
         tap = self._recorder.tap(modules, rows) if self._recorder is not None else None
         return self._layer(
             names,
@@ -102,25 +108,39 @@ class Memory:
         """
         found = dict(self._parameters.named)
         for copy in self._copies:
-            held, source = copy.read(), self._stacked(copy.names)
-            if not torch.equal(held, copy.image(source)):
-                rows = [len(self._parameters.named[name]) for name in copy.names]
-                found |= zip(copy.names, torch.split(held.to(source.dtype), rows), strict=True)
+            held = copy.read()
+            if copy.image is not None:
+                source = self._stacked(copy.names)
+                if torch.equal(held, copy.image(source)):
+                    continue
+                held = held.to(source.dtype)
+            found |= zip(copy.names, torch.split(held, copy.rows), strict=True)
         return found
 
     def _held(self, names: tuple[str, ...], image: Callable[[Tensor], Tensor]) -> Tensor:
+        self._read.update(names)
         source = self._stacked(names)
         held = image(source)
         if held is not source:
-            self._copies.append(_Copy(names, lambda: held, image))
+            self._copies.append(_Copy(names, self._rows(names), lambda: held, image))
         return held
 
     def _layer(self, names: tuple[str, ...], make: Callable[[Tensor], Linear]) -> Linear:
-        source = self._stacked(names)
+        source, rows = self._stacked(names), self._rows(names)
         layer = make(source)
-        if layer.dense().data_ptr() != source.data_ptr():
-            self._copies.append(_Copy(names, layer.dense, lambda weight: make(weight).dense()))
+        dense = layer.dense()
+        if dense.data_ptr() == source.data_ptr():
+            return layer
+        exactly = dense.dtype is source.dtype and torch.equal(dense, source)
+        if exactly and self._read.isdisjoint(names):
+            self._copies.append(_Copy(names, rows, layer.dense, None))
+            self._parameters.drop(names)
+        else:
+            self._copies.append(_Copy(names, rows, layer.dense, lambda w: make(w).dense()))
         return layer
+
+    def _rows(self, names: Sequence[str]) -> list[int]:
+        return [len(self._parameters.named[name]) for name in names]
 
     def _other(self, parameter: Tensor) -> Tensor:
         """A parameter that is no weight of a block's linear layer."""

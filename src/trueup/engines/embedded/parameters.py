@@ -1,9 +1,8 @@
 """One complete set of a model's tensors, in memory that nobody else holds.
 
-An engine keeps two such sets: the one it serves and a shadow into which the next version is copied
-and verified. Tensors that a forward wants fused (query, key and value) lie one after
-the other in one storage and are *views* of it by name: the digest of the named views is therefore
-the digest of the very memory that the forward reads, and no second copy can go stale.
+Every version that an engine stages is copied into such a set. Tensors that a forward wants fused
+(query, key and value) lie one after the other in one storage and are *views* of it by name: the
+digest of the named views is therefore the digest of the very memory that the forward reads.
 """
 
 from __future__ import annotations
@@ -49,6 +48,12 @@ class Parameters:
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name (`network.Prepared`)."""
         return self.named
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Free the memory of some tensors, all of their group, of which a copy is read instead."""
+        for name in names:
+            del self.named[name]
+        self.fused.pop(names[0], None)
 
     def copy_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the values of a version; the caller has verified it with `verify`."""

@@ -1,6 +1,6 @@
-"""Two sets of parameters: the one that is served and the one that the next version is staged in.
+"""Two versions at most: the one that is served, and the next one, staged beside it.
 
-A version is fetched, checked against the model, copied into the shadow set, made ready for the
+A version is fetched, checked against the model, copied into memory of its own, made ready for the
 forward, and the memory that the forward will read is digested; only a version whose digest is the
 manifest's can be swapped in, by exchanging two references. Until then, and after any failure, the
 old version is served as the old version.
@@ -48,7 +48,7 @@ class DoubleBuffer(Generic[P]):
         fetch: Fetch,
         digest: Digest,
     ) -> None:
-        """Start empty; memory is allocated by the first two versions."""
+        """Start empty."""
         self.version = -1
         """The version served; -1 before the first."""
         self.prepare_s = 0.0
@@ -59,8 +59,7 @@ class DoubleBuffer(Generic[P]):
         self._device = device
         self._fetch = fetch
         self._digest = digest
-        self._serving: tuple[Parameters, P] | None = None
-        self._shadow: Parameters | None = None
+        self._serving: P | None = None
         self._staged: tuple[int, P] | None = None
 
     @torch.no_grad()
@@ -76,11 +75,10 @@ class DoubleBuffer(Generic[P]):
         self._staged = None
         tensors = self._fetch(manifest)
         verify(self._spec, tensors, version=manifest.version)
-        if self._shadow is None:
-            self._shadow = Parameters(self._spec, self._fused, self._device)
-        self._shadow.copy_from(tensors)
+        own = Parameters(self._spec, self._fused, self._device)
+        own.copy_from(tensors)
         begin = time.monotonic()
-        prepared = self._prepare(self._shadow)
+        prepared = self._prepare(own)
         self.prepare_s = time.monotonic() - begin
         found = self._digest(prepared.tensors())
         if found != manifest.digest:
@@ -93,22 +91,19 @@ class DoubleBuffer(Generic[P]):
         return found
 
     def swap(self) -> P:
-        """Serve what was staged; the set served so far becomes the shadow.
+        """Serve what was staged.
 
         Raises:
             EngineFault: Nothing verified is staged.
         """
-        if self._staged is None or self._shadow is None:
+        if self._staged is None:
             raise EngineFault(field="swap", rule="preceded by a verified stage", value="nothing")
-        (self.version, prepared), self._staged = self._staged, None
-        served = (self._shadow, prepared)
-        self._shadow = None if self._serving is None else self._serving[0]
-        self._serving = served
-        return prepared
+        (self.version, self._serving), self._staged = self._staged, None
+        return self._serving
 
     def close(self) -> None:
-        """Let go of both sets."""
-        self._serving = self._shadow = self._staged = None
+        """Let go of both versions."""
+        self._serving = self._staged = None
 
     def attest(self) -> str:
         """Digest of the memory that is served now.
@@ -118,4 +113,4 @@ class DoubleBuffer(Generic[P]):
         """
         if self._serving is None:
             raise EngineFault(field="engine", rule="serving a version", value="empty")
-        return self._digest(self._serving[1].tensors())
+        return self._digest(self._serving.tensors())
