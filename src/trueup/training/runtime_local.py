@@ -38,8 +38,8 @@ from trueup.training.wire import Client
 _READY_S = 300.0
 _OWN_MAPPING_BYTES = 1 << 20
 """What is larger goes back to the system when it is freed (glibc). Left to itself the threshold
-rises to 32 MiB, and a process that loads a version after the other fragments its heap: an engine of
-135 million parameters grew from 1.4 to 3.0 GB within five versions."""
+rises to 32 MiB and the heap is fragmented: five steps of a policy of 135 million parameters peaked
+at 8.4 GB, all processes together, against 7.8 with this."""
 _CLOSE_S = 3.0
 """For all processes together to end by themselves."""
 
