@@ -152,6 +152,6 @@ def _rows(found: Measurement) -> list[str]:
     for line in found.lines:
         figures = (line.abs_mean, line.abs_median, line.abs_p99, line.abs_max, line.sum_max)
         cells = [f"{value:.1e}" if value else "0" for value in figures]
-        cells += [f"{line.ess:.4f}", f"{line.z:+.1f}"]
+        cells += [f"{line.ess:.4f}", "–" if line.z is None else f"{line.z:+.1f}"]
         rows.append(f"{line.name:39}" + "".join(f"{cell:>9}" for cell in cells))
     return rows

@@ -71,7 +71,7 @@ def _acting(rows: Sequence[Row]) -> list[str]:
 
 def _calibration(lines: Sequence[Line]) -> list[str]:
     line = _named(lines, "fp32 trainer, batch 1 vs engine")
-    if abs(line.z) <= _UNBIASED:
+    if line.z is None or abs(line.z) <= _UNBIASED:
         return []
     return [
         f"the mean ratio is {line.z:.1f} standard errors from 1: these are not the log-probs of "

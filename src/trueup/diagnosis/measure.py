@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 BATCHES = (1, 10, 30)
 """Completions that share a forward."""
 ROWS = 30
+OTHER_ROWS = 10
+"""Completions, the first ones, that are decoded in other arithmetic."""
 _PROMPT_ROOM = 1 << 20
 """Padded positions of one forward: a batch is never split."""
 
@@ -62,8 +64,9 @@ class Line:
     """Largest |Σ d| of a completion in nats."""
     ess: float
     """ESS ratio of the token ratios."""
-    z: float
-    """Calibration: (mean ratio − 1) / standard error."""
+    z: float | None
+    """Calibration: (mean ratio − 1) / standard error; None where the behaviour is not what sampled
+    the tokens, and the mean ratio need not be 1."""
 
     @classmethod
     def of(cls, group: str, name: str, gap: PolicyGap) -> Line:
@@ -79,7 +82,7 @@ class Line:
             abs_max=found.abs_max,
             sum_max=found.episode_sum_max,
             ess=float(ess_ratio(gap.log_ratio[gap.valid])),
-            z=calibration(gap).z,
+            z=calibration(gap).z if group == "trainer" else None,
         )
 
 
@@ -137,6 +140,7 @@ async def measure(
     try:
         if config.kind != "openai":
             await engine.load(own.manifest)
+            subject.retire(config, own)
         info = await engine.info()
         rollouts = await sample(engine, subject.requests(rows, -(-tokens // rows)))
         tell("scoring with the trainer's forward")
@@ -152,7 +156,8 @@ async def measure(
         await engine.close()
     others: dict[str, Tensor] = {}
     if config.kind == "embedded":
-        others, more = await _others(subject, config, rollouts, served, tell)
+        few = rollouts.select(range(min(OTHER_ROWS, rows)))
+        others, more = await _others(subject, config, few, served, tell)
         notes += more
     else:
         notes.append("other arithmetics are those of the embedded engine: trueup measure MODEL")
@@ -235,7 +240,7 @@ async def _others(
     served: Path | None,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Log-probs [N] of embedded engines in other arithmetic, and what they cannot do."""
+    """Log-probs of embedded engines in other arithmetic, and what they cannot do."""
     found, notes = {}, []
     for name, other in arithmetics(config):
         tell(f"decoding the same tokens in {name}")
@@ -285,8 +290,11 @@ async def decode(
 def _lines(
     rollouts: Rollouts, scores: dict[str, Tensor], others: dict[str, Tensor]
 ) -> Sequence[Line]:
+    few = rollouts.select(range(min(OTHER_ROWS, len(rollouts.completions))))
+
     def line(group: str, name: str, target: Tensor, behaviour: Tensor) -> Line:
-        return Line.of(group, name, rollouts.gap(target, behaviour))
+        here = rollouts if len(behaviour) == len(rollouts.said) else few
+        return Line.of(group, name, here.gap(target[: len(behaviour)], behaviour))
 
     said = rollouts.said
     trainer = [

@@ -57,9 +57,11 @@ def _dropped(case: Case) -> Iterator[Sign]:
     """Log-probs that are missing, or 0 for tokens that are not certain, within a completion."""
     rollouts, told = case.rollouts, case.told
     zero = (rollouts.said == 0) & (told.logp < math.log(_CERTAIN))
-    lost = ~rollouts.known | (zero & ~_last(case))
-    count = int(lost.sum())
-    if count >= _FEWEST:
+    # Where sampling is cut to one token, 0 is the log-prob of the most probable one.
+    told_apart = ~rollouts.known | (zero & (told.ahead > 0) & ~_last(case))
+    if int(told_apart.sum()) >= _FEWEST:
+        lost = ~rollouts.known | (zero & ~_last(case))
+        count = int(lost.sum())
         missing = int((~rollouts.known).sum())
         words = (
             f"{count / len(lost):.1%} of the log-probs are lost ({missing} missing, "
