@@ -11,7 +11,7 @@ R: rows, M: new tokens, H: query heads, K: key-value heads, G = H/K, D: head dim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class _Bound:
     head: Linear
     memory: Memory
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """See `network.Prepared`."""
         return self.memory.tensors()
 

@@ -8,8 +8,9 @@ stands for, and shows it in that tensor's place: the digest then differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,6 +45,22 @@ class _Copy:
     image: Callable[[Tensor], Tensor] | None
     """What `read` must give for the tensors as they were published; None: the tensors themselves,
     which are not held any more."""
+
+
+class _Reading(Mapping[str, Tensor]):
+    """Tensors that are read one at a time: a digest needs no second copy of the model."""
+
+    def __init__(self, read: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
 
 
 class Memory:
@@ -100,22 +117,30 @@ class Memory:
         bias = self.tensor(bias_name, dtype) if bias_name in self._parameters.named else None
         return self._layer((name,), lambda weight: exact(self._other(weight).to(dtype), bias))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the version, from the memory that is multiplied.
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor of the version, read from the memory that is multiplied when asked for.
 
         Where a copy is the image of what was published, the published tensor is given; where it is
         not, the copy.
         """
-        found = dict(self._parameters.named)
+        found: dict[str, Callable[[], Tensor]] = {
+            name: partial(_given, tensor) for name, tensor in self._parameters.named.items()
+        }
         for copy in self._copies:
-            held = copy.read()
-            if copy.image is not None:
-                source = self._stacked(copy.names)
-                if torch.equal(held, copy.image(source)):
-                    continue
-                held = held.to(source.dtype)
-            found |= zip(copy.names, torch.split(held, copy.rows), strict=True)
-        return found
+            if copy.image is not None and torch.equal(
+                copy.read(), copy.image(self._stacked(copy.names))
+            ):
+                continue
+            for index, name in enumerate(copy.names):
+                found[name] = partial(self._part, copy, index)
+        return _Reading(found)
+
+    def _part(self, copy: _Copy, index: int) -> Tensor:
+        """The rows of one tensor in a copy."""
+        held = copy.read()
+        if copy.image is not None:
+            held = held.to(self._stacked(copy.names).dtype)
+        return torch.split(held, copy.rows)[index]
 
     def _held(self, names: tuple[str, ...], image: Callable[[Tensor], Tensor]) -> Tensor:
         self._read.update(names)
@@ -152,3 +177,7 @@ class Memory:
         if len(names) == 1:
             return self._parameters.named[names[0]]
         return self._parameters.fused[names[0]]
+
+
+def _given(tensor: Tensor) -> Tensor:
+    return tensor
