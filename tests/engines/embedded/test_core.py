@@ -1,5 +1,7 @@
 """Continuous batching, sessions, versions: what the core promises token by token."""
 
+import gc
+import weakref
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -340,6 +342,20 @@ def test_repacked_weights_are_attested_from_the_memory_that_multiplies(dtype: st
     said = finish(core)["a"]
     noise = (logps(said) - reference_logps(model, [1, 2, 3], said.token_ids)).abs().mean()
     assert noise < (1e-5 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "fp8_cast_all"])
+def test_the_memory_of_a_replaced_version_is_free_at_once(quantize: str) -> None:
+    large = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True}
+    publisher = Publisher()
+    core = publisher.serving(tiny(**large), quantize=quantize)
+    gone = weakref.ref(core._weights._serving.memory)
+    gc.disable()
+    try:
+        load(core, publisher.publish(tiny(seed=1, **large)))
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_published_model_that_trains_on_does_not_reach_the_engine() -> None:

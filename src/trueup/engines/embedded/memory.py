@@ -66,6 +66,9 @@ class _Reading(Mapping[str, Tensor]):
 class Memory:
     """Hands out the tensors and layers of one version, and remembers what they stand for.
 
+    Nothing here refers back to itself, so that a version's memory is free as soon as it is not
+    served any more, and not when the garbage collector comes by.
+
     Args:
         parameters: The version, as it was published.
         arithmetic: What to make of it.
@@ -85,8 +88,8 @@ class Memory:
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in the forward's dtype, or in another."""
-        target = dtype or self._arithmetic.dtype
-        return self._held((name,), lambda x: self._other(x).to(target))
+        target, scheme = dtype or self._arithmetic.dtype, self._arithmetic.scheme
+        return self._held((name,), lambda x: _other(x, scheme).to(target))
 
     def optional(self, name: str) -> Tensor | None:
         """As `tensor`; None if the model has none of this name."""
@@ -99,7 +102,7 @@ class Memory:
         dtype, scheme = self._arithmetic.dtype, self._arithmetic.scheme
         bias = None
         if biases[0] in self._parameters.named:
-            bias = self._held(biases, lambda b: self._other(b).to(dtype))
+            bias = self._held(biases, lambda b: _other(b, scheme).to(dtype))
         if scheme is None:
             return self._layer(names, lambda weight: exact(weight.to(dtype), bias))
         rows = self._rows(names)
@@ -113,9 +116,9 @@ class Memory:
 
     def head(self, name: str, bias_name: str) -> Linear:
         """The layer that gives the logits, in its own dtype."""
-        dtype = self._arithmetic.head_dtype
+        dtype, scheme = self._arithmetic.head_dtype, self._arithmetic.scheme
         bias = self.tensor(bias_name, dtype) if bias_name in self._parameters.named else None
-        return self._layer((name,), lambda weight: exact(self._other(weight).to(dtype), bias))
+        return self._layer((name,), lambda weight: exact(_other(weight, scheme).to(dtype), bias))
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor of the version, read from the memory that is multiplied when asked for.
@@ -167,16 +170,16 @@ class Memory:
     def _rows(self, names: Sequence[str]) -> list[int]:
         return [len(self._parameters.named[name]) for name in names]
 
-    def _other(self, parameter: Tensor) -> Tensor:
-        """A parameter that is no weight of a block's linear layer."""
-        scheme = self._arithmetic.scheme
-        return parameter if scheme is None else scheme.other(parameter)
-
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """The storage of some tensors that lie one after the other, or the one tensor."""
         if len(names) == 1:
             return self._parameters.named[names[0]]
         return self._parameters.fused[names[0]]
+
+
+def _other(parameter: Tensor, scheme: Scheme | None) -> Tensor:
+    """A parameter that is no weight of a block's linear layer."""
+    return parameter if scheme is None else scheme.other(parameter)
 
 
 def _given(tensor: Tensor) -> Tensor:
