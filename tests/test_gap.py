@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from support.gaps import make_gap
 from trueup.gap import PolicyGap
 
-PER_TOKEN = ("logp_target", "logp_behaviour", "version", "lag", "engine", "logp_version", "turn")
+PER_TOKEN = (
+    "logp_target",
+    "logp_behaviour",
+    "version",
+    "lag",
+    "engine",
+    "logp_version",
+    "logp_cache",
+    "turn",
+)
 
 
 def whole():
@@ -56,7 +65,7 @@ def test_all_tokens_are_the_gap_and_none_are_an_empty_one():
     assert (empty.num_tokens, empty.num_episodes) == (0, 4)
 
 
-@pytest.mark.parametrize("name", ["logp_version", "turn"])
+@pytest.mark.parametrize("name", ["logp_version", "logp_cache", "turn"])
 def test_an_optional_column_may_be_missing(name):
     gap = make_gap([[-1.0, -2.0]], [[-1.0, -2.0]])
     values = {item.name: getattr(gap, item.name) for item in fields(gap)} | {name: None}

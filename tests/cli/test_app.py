@@ -28,6 +28,8 @@ def test_help_names_every_command(trueup):
         "report",
         "audit",
         "whatif",
+        "measure",
+        "bisect",
         "reproduce",
         "doctor",
         "recipes",
