@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-CODE = "import sys; from trueup.cli import main; sys.exit(main(sys.argv[1:]))"
+CODE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts with &
+from trueup.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 WORDS = ("train.steps=500", "train.groups_per_step=2", "train.samples_per_group=2")
 
 
