@@ -26,6 +26,7 @@ from trueup.engines.embedded.sampling import kept_mass, sample
 from trueup.engines.embedded.session import Session, Turn
 from trueup.engines.embedded.slots import SlotTable
 from trueup.engines.embedded.weights import Digest, DoubleBuffer, Fetch
+from trueup.engines.requests import demand_sound
 from trueup.errors import EngineFault
 from trueup.models.load import load_model, state_tensors
 from trueup.models.quantization.schemes import scheme
@@ -470,7 +471,7 @@ class EmbeddedCore:
         heapq.heappush(self._free, session.slot)
 
     def _demand_servable(self, request: GenerateRequest) -> None:
-        name, sampling = request.session, request.sampling
+        name = request.session
         if self.version < 0:
             raise EngineFault(
                 field=f"engine {self.engine_id}", rule="serving a version", value="empty"
@@ -480,34 +481,7 @@ class EmbeddedCore:
             raise EngineFault(
                 field=f"session {name}", rule="without a turn in progress", value=name
             )
-        length = len(request.prompt_ids)
-        if not length or length + sampling.max_tokens > self._positions:
-            raise EngineFault(
-                field=f"session {name}: prompt and max_tokens",
-                rule=f"between 1 and {self._positions} tokens in all",
-                value=(length, sampling.max_tokens),
-            )
-        for field, ids in (("prompt_ids", request.prompt_ids), ("forced_ids", request.forced_ids)):
-            low, high = (min(ids), max(ids)) if ids else (0, 0)
-            if low < 0 or high >= self._vocab:
-                raise EngineFault(
-                    field=f"session {name}: {field}",
-                    rule=f"in [0, {self._vocab})",
-                    value=low if low < 0 else high,
-                )
-        forced = request.forced_ids
-        if forced is not None and len(forced) != sampling.max_tokens:
-            raise EngineFault(
-                field=f"session {name}: forced_ids",
-                rule=f"max_tokens ({sampling.max_tokens}) in number",
-                value=len(forced),
-            )
-        if sampling.max_tokens < 1 or not sampling.temperature > 0 or not 0 < sampling.top_p <= 1:
-            raise EngineFault(
-                field=f"session {name}: sampling",
-                rule="of max_tokens >= 1, temperature > 0 and 0 < top_p <= 1",
-                value=sampling,
-            )
+        demand_sound(request, vocab_size=self._vocab, positions=self._positions, forces=True)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
